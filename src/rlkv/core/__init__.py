@@ -1,0 +1,1 @@
+"""Values only: no model, no I/O beyond their own file."""

@@ -1,0 +1,58 @@
+"""Every error a user of RLKV can meet.
+
+Each class also inherits the built-in exception that fits it, so callers may catch either. A message
+says what was found, what was expected and what to do; the command line prints it as one sentence.
+"""
+
+from __future__ import annotations
+
+
+class RLKVError(Exception):
+    """Base of all errors that RLKV raises on purpose."""
+
+
+class ConfigError(RLKVError, ValueError):
+    """A setting is out of range, unknown, or contradicts another one."""
+
+
+class UnknownNameError(RLKVError, KeyError):
+    """A method, task or model name is not registered."""
+
+    def __str__(self) -> str:  # KeyError would print the repr of the message
+        return str(self.args[0]) if self.args else ""
+
+
+class ProfileError(RLKVError, ValueError):
+    """A head profile cannot be read, or its content is not valid."""
+
+
+class ProfileMismatchError(ProfileError):
+    """A head profile was made for another model."""
+
+
+class UnsupportedModelError(RLKVError, NotImplementedError):
+    """The model's attention cannot be split by KV head."""
+
+
+class UnsupportedFeatureError(RLKVError, NotImplementedError):
+    """A generation feature cannot be combined with a compressed cache."""
+
+
+class PromptTooLongError(RLKVError, ValueError):
+    """Prompt and completion together do not fit the model's position limit."""
+
+
+class OutputError(RLKVError, OSError):
+    """An output file or folder cannot be written."""
+
+
+class MissingExtraError(RLKVError, ImportError):
+    """An optional dependency is not installed."""
+
+
+class CheckpointError(RLKVError, ValueError):
+    """A training checkpoint is missing, corrupt, or belongs to another run."""
+
+
+class DataError(RLKVError, ValueError):
+    """A data file is missing or a row of it cannot be used."""
