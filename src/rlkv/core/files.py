@@ -41,7 +41,9 @@ def write_atomic(path: str | Path, data: bytes | str) -> None:
             Path(temporary).unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise OutputError(f"cannot write {target}: {error.strerror}; choose another path") from error
+        raise OutputError(
+            f"cannot write {target}: {error.strerror}; choose another path"
+        ) from error
 
 
 def require_writable(path: str | Path) -> None:

@@ -46,7 +46,8 @@ class ModelSpec:
             raise ConfigError(f"model shape must be positive, found {self}")
         if self.num_query_heads % self.num_kv_heads:
             raise ConfigError(
-                f"{self.num_query_heads} query heads do not divide over {self.num_kv_heads} kv heads"
+                f"{self.num_query_heads} query heads do not divide over {self.num_kv_heads} kv "
+                "heads; check the model's config"
             )
         indices = self.layer_indices or tuple(range(self.num_layers))
         if len(indices) != self.num_layers:

@@ -30,10 +30,10 @@ class Verifier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExactVerifier:
-    """The last ``marker``-prefixed line's text must equal the answer, white space aside.
+    r"""The last ``marker``-prefixed line's text must equal the answer, white space aside.
 
     Example:
-        >>> ExactVerifier("=")("b=2\\n= 7 ", "7").reward
+        >>> ExactVerifier("=")("b=2\n= 7 ", "7").reward
         1.0
     """
 
