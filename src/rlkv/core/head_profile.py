@@ -1,7 +1,7 @@
 """HeadProfile: how much each KV head of one model needs the whole history.
 
-A profile is one JSON file that names its model, carries its scores, says how it was made, and guards
-itself with a checksum. It is written atomically and read without executing anything.
+A profile is one JSON file that names its model, carries its scores, says how it was made, and
+guards itself with a checksum. It is written atomically and read without executing anything.
 """
 
 from __future__ import annotations

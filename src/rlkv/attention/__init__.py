@@ -1,0 +1,1 @@
+"""Pure torch attention functions: masks, the reference, mixed and grouped attention."""

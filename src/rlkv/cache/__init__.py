@@ -1,0 +1,1 @@
+"""KV cache layers in torch; they know nothing of transformers."""

@@ -1,0 +1,90 @@
+"""CacheLayer: what one attention layer remembers, and what its queries may look at."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rlkv.attention.grouped import HeadGroup, HeadIndex
+from rlkv.attention.step import Step
+
+
+class CacheLayer(ABC):
+    """The KV cache of one attention layer.
+
+    ``seen`` counts the columns appended so far, padding included, whatever was evicted.
+    """
+
+    needs_probs: ClassVar[bool] = False
+    """True where :meth:`observe` must see attention probabilities (excludes fused kernels)."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    @abstractmethod
+    def append(self, keys: Tensor, values: Tensor, step: Step) -> Iterable[HeadGroup]:
+        """Stores new keys and values and hands out what this pass's queries attend to.
+
+        Args:
+            keys: (batch, kv_heads, new, head_dim), after position encoding.
+            values: (batch, kv_heads, new, head_dim).
+            step: The pass; ``step.past`` equals :attr:`seen`.
+
+        Returns:
+            Groups that together cover every head and query once; to be consumed to the end.
+        """
+
+    def observe(  # noqa: B027 - most layers need no look at the probabilities
+        self, group: HeadGroup, queries: Tensor, probs: Tensor
+    ) -> None:
+        """Sees the attention of one group of the pass just appended; evicting layers decide here.
+
+        Args:
+            group: The group as handed out by :meth:`append`.
+            queries: (batch, query_heads of the group, queries, head_dim).
+            probs: (batch, heads, group_size, queries, tokens) float32.
+        """
+
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of every tensor this layer holds between passes."""
+
+    @abstractmethod
+    def select_rows(self, rows: Tensor) -> None:
+        """Keeps, repeats or reorders batch rows: row i becomes the old row ``rows[i]``."""
+
+    @abstractmethod
+    def crop(self, columns: int) -> None:
+        """Forgets all but the first ``columns`` columns.
+
+        Raises:
+            UnsupportedFeatureError: The layer no longer holds what it would need.
+        """
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forgets everything; the layer can serve a new batch."""
+
+
+def tensor_bytes(*tensors: Tensor | None) -> int:
+    """Bytes of the memory that the given tensors occupy."""
+    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+def head_index(heads: Sequence[int], num_heads: int) -> HeadIndex:
+    """An index for ``heads``: a slice where they are contiguous, since a slice copies nothing."""
+    if len(heads) == num_heads:
+        return slice(None)
+    if list(heads) == list(range(heads[0], heads[0] + len(heads))):
+        return slice(heads[0], heads[0] + len(heads))
+    return torch.tensor(heads, dtype=torch.int64)
+
+
+def query_head_index(kv_heads: Sequence[int], num_kv_heads: int, group_size: int) -> HeadIndex:
+    """The query heads that belong to ``kv_heads``, in order."""
+    queries = [h * group_size + i for h in kv_heads for i in range(group_size)]
+    return head_index(queries, num_kv_heads * group_size)

@@ -1,0 +1,269 @@
+"""The attention and mask functions that RLKV registers with transformers.
+
+transformers hands the cache's answer untouched to the attention function, and its mask function's
+answer untouched to every layer. So the cache answers with a :class:`PendingKV`, the mask function
+with a :class:`Step`, and everything RLKV does happens in :func:`rlkv_attention`. No model is patched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from rlkv.attention.grouped import grouped_attention
+from rlkv.attention.masks import additive
+from rlkv.attention.mixed import mixed_attention
+from rlkv.attention.step import Step, has_inner_padding, step_from_mask
+from rlkv.cache.layer import CacheLayer
+from rlkv.errors import UnsupportedFeatureError, UnsupportedModelError
+from rlkv.gates import Gates
+
+IMPLEMENTATION = "rlkv"
+_SLOT = "rlkv_slot"
+_REFUSED_ARGUMENTS = ("sliding_window", "s_aux", "softcap", "position_bias")
+
+
+@dataclass(slots=True)
+class AttentionSlot:
+    """What RLKV hangs on one attention module while it is attached."""
+
+    model_id: str
+    """For messages."""
+    make_layer: Callable[[], CacheLayer]
+    """An empty cache layer, for passes without a cache."""
+    gates: Gates | None = None
+    """Gates to mix by; None: attend as the cache layer says."""
+    row: int = 0
+    """Row of the gates, that is the layer counted over full-attention layers."""
+    sink: int = 0
+    """Sink tokens of the mixed attention's local branch."""
+    recent: int = 0
+    """Recent tokens of the mixed attention's local branch."""
+
+
+class PendingKV:
+    """New keys and values of one layer, on their way from the cache to the attention function.
+
+    A model that touches them in between cannot be split by head; it meets a sentence that says so.
+    """
+
+    def __init__(self, layer: CacheLayer, keys: Tensor, values: Tensor) -> None:
+        self.layer, self.new_keys, self.new_values = layer, keys, values
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise UnsupportedModelError(
+            f"this model reads `{name}` of its cached keys before attending, expected it to hand "
+            "them straight to the attention function; its KV heads cannot be compressed"
+        )
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> NoReturn:
+        raise UnsupportedModelError(
+            f"this model applies {getattr(func, '__name__', func)} to its cached keys before "
+            "attending; its KV heads cannot be compressed"
+        )
+
+
+@dataclass(slots=True)
+class StepMask(Step):
+    """A Step that can also build the ordinary mask for layers that are left alone."""
+
+    build_dense: Callable[[], Tensor | None] = lambda: None
+    """The mask of stock sdpa attention: (batch, 1, new, total) bool."""
+
+    def dense(self) -> Tensor | None:
+        """The stock mask, built once."""
+        return self.memoize("dense", self.build_dense)
+
+
+def register() -> None:
+    """Makes ``attn_implementation="rlkv"`` known to transformers; called on first attach."""
+    AttentionInterface.register(IMPLEMENTATION, rlkv_attention)
+    # without a mask function of the same name transformers would drop the padding mask silently
+    AttentionMaskInterface.register(IMPLEMENTATION, rlkv_mask)
+
+
+def set_slot(module: nn.Module, slot: AttentionSlot) -> None:
+    """Hangs ``slot`` on an attention module."""
+    vars(module)[_SLOT] = slot
+
+
+def clear_slot(module: nn.Module) -> None:
+    """Takes the slot off again; the module is as it was."""
+    vars(module).pop(_SLOT, None)
+
+
+def is_attached(module: nn.Module) -> bool:
+    """True while a slot hangs on the module."""
+    return _SLOT in vars(module)
+
+
+def rlkv_mask(
+    batch_size: int,
+    kv_length: int,
+    attention_mask: Tensor | None = None,
+    **kwargs: Any,
+) -> StepMask:
+    """transformers' mask function: describes the pass instead of building a mask.
+
+    Args:
+        batch_size: Rows.
+        kv_length: Columns after this pass.
+        attention_mask: (batch, kv_length) bool, False on padding; None when there is none.
+        **kwargs: Whatever this version of transformers passes along.
+    """
+    # transformers up to 5.2 passes cache_position, later ones q_length
+    position = kwargs.get("cache_position")
+    new = int(kwargs["q_length"]) if position is None else int(position.shape[0])
+    past = kv_length - new
+    device = torch.device(kwargs.get("device") or _device_of(attention_mask, position))
+    if attention_mask is not None:
+        attention_mask = attention_mask[:, :kv_length]
+        if past and has_inner_padding(attention_mask):
+            raise UnsupportedFeatureError(
+                "the attention mask has padding after real tokens, expected left padding; set "
+                "tokenizer.padding_side = 'left'"
+            )
+    step = step_from_mask(attention_mask, batch=batch_size, past=past, new=new, device=device)
+
+    def build_dense() -> Tensor | None:
+        return sdpa_mask(
+            batch_size=batch_size, kv_length=kv_length, attention_mask=attention_mask, **kwargs
+        )
+
+    return StepMask(
+        batch_size, past, new, step.first_real, device, build_dense=build_dense
+    )
+
+
+def _device_of(*tensors: Tensor | None) -> torch.device:
+    return next((t.device for t in tensors if t is not None), torch.device("cpu"))
+
+
+def rlkv_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor | PendingKV,
+    value: Tensor | PendingKV,
+    attention_mask: StepMask | Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention function.
+
+    Args:
+        module: The attention module; an attached one carries an :class:`AttentionSlot`.
+        query: (batch, query_heads, new, head_dim).
+        key: (batch, kv_heads, tokens, head_dim), or what RLKV's cache returned.
+        value: Same.
+        attention_mask: What :func:`rlkv_mask` returned.
+        scaling: Factor on the scores; default head_dim ** -0.5.
+        dropout: Must be 0.
+        **kwargs: Further arguments of the model; those that change attention are refused.
+
+    Returns:
+        (batch, new, query_heads, head_dim) and None in place of the probabilities.
+
+    Raises:
+        UnsupportedModelError: The layer uses a sliding window, learned sinks, a soft cap or a bias.
+        UnsupportedFeatureError: Attention probabilities or dropout are asked for, or a ready-made
+            4-D mask was passed.
+    """
+    slot: AttentionSlot | None = vars(module).get(_SLOT)
+    if slot is None:  # a layer that RLKV leaves alone, such as a hybrid model's sliding layer
+        mask = attention_mask.dense() if isinstance(attention_mask, StepMask) else attention_mask
+        return sdpa_attention_forward(
+            module, query, key, value, mask, scaling=scaling, dropout=dropout, **kwargs
+        )
+    _require_plain(slot, attention_mask, dropout, kwargs)
+    assert isinstance(attention_mask, StepMask)
+    step: Step = attention_mask
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if isinstance(key, PendingKV):
+        layer, keys, values = key.layer, key.new_keys, key.new_values
+    else:
+        layer, keys, values = slot.make_layer(), key, value
+        # a stock cache may be in use: then keys hold all columns, and so do we
+        step = Step(step.batch, 0, keys.shape[2], step.first_real, step.device, step._memo)
+        if step.new != query.shape[2]:
+            raise UnsupportedFeatureError(
+                "the model's own cache holds earlier tokens, expected RLKV's; start generation "
+                "inside the `with` block, or pass cache=session.new_cache()"
+            )
+    if slot.gates is not None:
+        out = _mixed(slot, query, keys, values, layer, step, scale)
+    else:
+        observe = layer.observe if layer.needs_probs else None
+        groups = layer.append(keys, values, step)
+        out = grouped_attention(query, groups, scale=scale, observe=observe)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _mixed(
+    slot: AttentionSlot,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    layer: CacheLayer,
+    step: Step,
+    scale: float,
+) -> Tensor:
+    """Mixed attention over a full cache, block by block of queries."""
+    assert slot.gates is not None
+    alpha = slot.gates.alpha[..., slot.row, :]
+    parts = []
+    for group in layer.append(keys, values, step):
+        stop = step.new if group.stop is None else group.stop
+        window = {"sink": slot.sink, "recent": slot.recent}
+        parts.append(
+            mixed_attention(
+                query[:, :, group.start : stop],
+                group.keys,
+                group.values,
+                alpha.to(query.device),
+                full_bias=_bias(step, group.start, stop),
+                local_bias=_bias(step, group.start, stop, **window),
+                scale=scale,
+            )
+        )
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+def _bias(step: Step, start: int, stop: int, **window: int) -> Tensor:
+    key = ("bias", start, stop, *window.values())
+    return step.memoize(key, lambda: additive(step.mask(start, stop, **window)))
+
+
+def _require_plain(
+    slot: AttentionSlot, mask: object, dropout: float, kwargs: dict[str, Any]
+) -> None:
+    for name in _REFUSED_ARGUMENTS:
+        if kwargs.get(name) is not None:
+            raise UnsupportedModelError(
+                f"{slot.model_id} passes `{name}` to a full-attention layer, expected plain "
+                "causal attention; its KV heads cannot be compressed"
+            )
+    if kwargs.get("output_attentions"):
+        raise UnsupportedFeatureError(
+            "output_attentions=True was asked for, but a compressed cache keeps no attention "
+            "probabilities; leave it out"
+        )
+    if dropout:
+        raise UnsupportedFeatureError(
+            f"attention dropout is {dropout}, expected 0; call model.eval() first"
+        )
+    if not isinstance(mask, StepMask):
+        raise UnsupportedFeatureError(
+            "a ready-made attention mask was passed, expected a 2-D padding mask (batch, tokens) "
+            "or none; RLKV builds each head's mask itself"
+        )

@@ -1,0 +1,111 @@
+"""RLKV's cache layers in transformers' Cache clothes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from rlkv.cache.layer import CacheLayer, tensor_bytes
+from rlkv.errors import UnsupportedFeatureError
+from rlkv.hf.attention import PendingKV
+from rlkv.hf.compat import columns_after_crop
+
+
+class LayerAdapter(CacheLayerMixin):
+    """One RLKV cache layer, as transformers wants to see it."""
+
+    is_sliding = False
+    is_compileable = False
+    is_croppable = True
+
+    def __init__(self, layer: CacheLayer) -> None:
+        super().__init__()
+        self.layer = layer
+        self.is_initialized = True
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing to do: RLKV's layers take device and dtype from the first keys."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[PendingKV, PendingKV]:  # type: ignore[override]
+        """Passes new keys and values on to the attention function, which knows the padding."""
+        pending = PendingKV(self.layer, key_states, value_states)
+        return pending, pending
+
+    def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
+        """(columns after this pass, 0); older transformers pass cache_position instead."""
+        new = query_length.shape[0] if isinstance(query_length, Tensor) else query_length
+        return self.layer.seen + new, 0
+
+    def get_seq_length(self) -> int:
+        """Columns seen so far, whatever was evicted: positions of new tokens start here."""
+        return self.layer.seen
+
+    def get_max_length(self) -> int:
+        """-1: no maximum."""
+        return -1
+
+    get_max_cache_shape = get_max_length
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Takes tokens back, as transformers' own layers do."""
+        self.layer.crop(columns_after_crop(tokens_to_remove, self.layer.seen))
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Reorders rows for beam search."""
+        self.layer.select_rows(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeats every row ``repeats`` times."""
+        groups = getattr(self.layer, "rows", None)
+        rows = torch.arange(groups if groups is not None else self._rows())
+        self.layer.select_rows(rows.repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keeps some rows."""
+        self.layer.select_rows(indices)
+
+    def reset(self) -> None:
+        """Forgets everything."""
+        self.layer.reset()
+
+    def offload(self) -> None:
+        """Refused: a compressed cache is small enough to stay where it is."""
+        raise UnsupportedFeatureError(
+            "cache offloading was asked for, but RLKV's cache cannot be offloaded; leave out "
+            "offloading, or raise the sparsity"
+        )
+
+    prefetch = offload
+
+
+class RLKVCache(Cache):
+    """A transformers Cache whose full-attention layers are RLKV's.
+
+    Args:
+        layers: One per model layer: RLKV's, or a stock layer where the model is left alone.
+    """
+
+    def __init__(self, layers: Sequence[CacheLayer | CacheLayerMixin]) -> None:
+        wrapped = [LayerAdapter(x) if isinstance(x, CacheLayer) else x for x in layers]
+        super().__init__(layers=wrapped)
+
+    def nbytes(self) -> int:
+        """Bytes of all tensors the cache holds."""
+        total = 0
+        for layer in self.layers:
+            if isinstance(layer, LayerAdapter):
+                total += layer.layer.nbytes()
+            else:
+                total += tensor_bytes(*(t for t in vars(layer).values() if isinstance(t, Tensor)))
+        return total
+
+    def select_rows(self, rows: Tensor) -> None:
+        """Row i becomes the old row ``rows[i]``, in every layer."""
+        for layer in self.layers:
+            layer.batch_select_indices(rows)

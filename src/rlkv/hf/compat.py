@@ -1,0 +1,40 @@
+"""Every difference between versions of transformers that RLKV supports, and nothing else."""
+
+from __future__ import annotations
+
+import inspect
+
+from transformers import PreTrainedModel
+
+_CACHE_ARGUMENTS = ("cache", "past_key_values")
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """Name of the forward argument that takes the cache.
+
+    transformers calls it ``past_key_values`` up to 5.2x and ``cache`` from 5.24 on, where the old
+    name still works but warns.
+    """
+    parameters = inspect.signature(type(model).forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values"
+
+
+def given_cache(kwargs: dict[str, object]) -> object:
+    """The cache in a forward call's keyword arguments, under whichever name; None if absent."""
+    return next((kwargs[name] for name in _CACHE_ARGUMENTS if kwargs.get(name) is not None), None)
+
+
+def with_cache(
+    model: PreTrainedModel, kwargs: dict[str, object], cache: object
+) -> dict[str, object]:
+    """``kwargs`` with ``cache`` under the name that this model's forward expects."""
+    kept = {name: value for name, value in kwargs.items() if name not in _CACHE_ARGUMENTS}
+    return {**kept, cache_argument(model): cache}
+
+
+def columns_after_crop(argument: int, length: int) -> int:
+    """Columns left after transformers' ``crop(argument)`` on ``length`` columns.
+
+    A negative argument removes that many; a positive one (up to 5.2x) is the length to keep.
+    """
+    return length + argument if argument <= 0 else min(argument, length)
