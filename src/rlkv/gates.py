@@ -43,7 +43,7 @@ class Gates(nn.Module):
         self.alpha.clamp_(0.0, 1.0)
 
     def l1(self) -> Tensor:
-        """mean |alpha| over all KV heads, a scalar with gradient: (1 / (L·H)) Σ|alpha|."""
+        """Mean |alpha| over all KV heads, a scalar with gradient: (1 / (L·H)) Σ|alpha|."""
         return self.alpha.abs().mean()
 
     def to_profile(

@@ -6,6 +6,7 @@ as spare room: the copy is paid every length/128 steps, and memory stays within 
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from rlkv.cache.layer import tensor_bytes
@@ -32,20 +33,25 @@ class GrowingBuffer:
             Keys and values, (batch, heads, length, head_dim) each.
         """
         needed = self.length + keys.shape[2]
-        if self.keys is None or self.values is None or self.keys.shape[2] < needed:
-            spare = needed // _SPARE_SHARE if self.length else 0
-            self.keys = self._grown(self.keys, keys, needed + spare)
-            self.values = self._grown(self.values, values, needed + spare)
+        if self.keys is None or self.values is None:
+            # a copy of just these heads: a view would keep the whole projection alive
+            self.keys = keys.clone(memory_format=torch.contiguous_format)
+            self.values = values.clone(memory_format=torch.contiguous_format)
+            self.length = needed
+            return self.keys, self.values
+        if self.keys.shape[2] < needed:
+            capacity = needed + needed // _SPARE_SHARE
+            self.keys = self._grown(self.keys, capacity)
+            self.values = self._grown(self.values, capacity)
         self.keys[:, :, self.length : needed] = keys
         self.values[:, :, self.length : needed] = values
         self.length = needed
         return self.keys[:, :, :needed], self.values[:, :, :needed]
 
-    def _grown(self, old: Tensor | None, like: Tensor, capacity: int) -> Tensor:
-        batch, heads, _, head_dim = like.shape
-        new = like.new_empty(batch, heads, capacity, head_dim)
-        if old is not None:
-            new[:, :, : self.length] = old[:, :, : self.length]
+    def _grown(self, old: Tensor, capacity: int) -> Tensor:
+        batch, heads, _, head_dim = old.shape
+        new = old.new_empty(batch, heads, capacity, head_dim)
+        new[:, :, : self.length] = old[:, :, : self.length]
         return new
 
     def crop(self, length: int) -> None:

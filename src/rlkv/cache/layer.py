@@ -16,7 +16,8 @@ from rlkv.attention.step import Step
 class CacheLayer(ABC):
     """The KV cache of one attention layer.
 
-    ``seen`` counts the columns appended so far, padding included, whatever was evicted.
+    ``seen`` counts the columns appended so far, padding included, whatever was evicted; ``rows`` is
+    the batch size.
     """
 
     needs_probs: ClassVar[bool] = False
@@ -24,6 +25,7 @@ class CacheLayer(ABC):
 
     def __init__(self) -> None:
         self.seen = 0
+        self.rows = 0
 
     @abstractmethod
     def append(self, keys: Tensor, values: Tensor, step: Step) -> Iterable[HeadGroup]:

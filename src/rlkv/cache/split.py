@@ -59,7 +59,7 @@ class SplitKVLayer(CacheLayer):
 
     def append(self, keys: Tensor, values: Tensor, step: Step) -> Iterator[HeadGroup]:
         """See :meth:`CacheLayer.append`."""
-        self.seen = step.total
+        self.seen, self.rows = step.total, keys.shape[0]
         if self.full is not None:
             yield from self._full_groups(keys[:, self._full_kv], values[:, self._full_kv], step)
         if self.ring is not None:
@@ -98,6 +98,7 @@ class SplitKVLayer(CacheLayer):
 
     def select_rows(self, rows: Tensor) -> None:
         """See :meth:`CacheLayer.select_rows`."""
+        self.rows = len(rows)
         for part in (self.full, self.ring):
             if part is not None:
                 part.select_rows(rows)
@@ -112,7 +113,7 @@ class SplitKVLayer(CacheLayer):
 
     def reset(self) -> None:
         """See :meth:`CacheLayer.reset`."""
-        self.seen = 0
+        self.seen = self.rows = 0
         for part in (self.full, self.ring):
             if part is not None:
                 part.reset()

@@ -113,7 +113,7 @@ def rlkv_mask(
     attention_mask: Tensor | None = None,
     **kwargs: Any,
 ) -> StepMask:
-    """transformers' mask function: describes the pass instead of building a mask.
+    """Transformers' mask function: describes the pass instead of building a mask.
 
     Args:
         batch_size: Rows.
@@ -140,9 +140,7 @@ def rlkv_mask(
             batch_size=batch_size, kv_length=kv_length, attention_mask=attention_mask, **kwargs
         )
 
-    return StepMask(
-        batch_size, past, new, step.first_real, device, build_dense=build_dense
-    )
+    return StepMask(batch_size, past, new, step.first_real, device, build_dense=build_dense)
 
 
 def _device_of(*tensors: Tensor | None) -> torch.device:
@@ -159,7 +157,7 @@ def rlkv_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention function.
+    """Transformers' attention function.
 
     Args:
         module: The attention module; an attached one carries an :class:`AttentionSlot`.

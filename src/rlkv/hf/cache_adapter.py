@@ -62,9 +62,7 @@ class LayerAdapter(CacheLayerMixin):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeats every row ``repeats`` times."""
-        groups = getattr(self.layer, "rows", None)
-        rows = torch.arange(groups if groups is not None else self._rows())
-        self.layer.select_rows(rows.repeat_interleave(repeats))
+        self.layer.select_rows(torch.arange(self.layer.rows).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keeps some rows."""

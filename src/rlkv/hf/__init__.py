@@ -1,0 +1,1 @@
+"""Hugging Face models: the only package that imports transformers."""

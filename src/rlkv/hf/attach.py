@@ -1,0 +1,289 @@
+"""Compress a model, or attach gates to it, for the length of a ``with`` block.
+
+Entering selects RLKV's attention function and hangs a slot on each full-attention module; a forward
+hook swaps the model's empty cache for RLKV's. Leaving undoes all of it: the model is as it was.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+
+from rlkv.cache.layer import CacheLayer
+from rlkv.cache.split import SplitKVLayer
+from rlkv.core.budget import Budget
+from rlkv.core.head_profile import HeadProfile
+from rlkv.core.model_spec import ModelSpec
+from rlkv.errors import (
+    ConfigError,
+    UnsupportedFeatureError,
+    UnsupportedModelError,
+)
+from rlkv.gates import Gates
+from rlkv.hf.attention import (
+    IMPLEMENTATION,
+    AttentionSlot,
+    clear_slot,
+    is_attached,
+    register,
+    set_slot,
+)
+from rlkv.hf.cache_adapter import RLKVCache
+from rlkv.hf.compat import given_cache, with_cache
+from rlkv.hf.loading import spec_from_config
+from rlkv.hf.support import require_supported
+from rlkv.methods.base import CacheMethod, MethodOptions
+from rlkv.registry import METHODS
+
+
+class Session:
+    """A model while RLKV is attached to it.
+
+    Attributes:
+        spec: Shape of the model's KV cache.
+        method: The method in use; None while gates are attached.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        spec: ModelSpec,
+        make_layer: Callable[[int], CacheLayer],
+        method: CacheMethod | None,
+    ) -> None:
+        self.spec, self.method = spec, method
+        self._model, self._make_layer = model, make_layer
+        self._last: weakref.ref[RLKVCache] | None = None
+
+    def new_cache(self) -> RLKVCache:
+        """An empty cache, for one batch; keep it to go on with the same conversations."""
+        text = self._model.config.get_text_config(decoder=True)
+        rows = {index: row for row, index in enumerate(self.spec.layer_indices)}
+        if len(rows) == text.num_hidden_layers:
+            layers: list[Any] = [self._make_layer(row) for row in range(self.spec.num_layers)]
+        else:  # a hybrid model: the other layers keep the stock cache
+            layers = list(DynamicCache(config=text).layers)
+            for index, row in rows.items():
+                layers[index] = self._make_layer(row)
+        cache = RLKVCache(layers)
+        self._last = weakref.ref(cache)
+        return cache
+
+    def kv_bytes(self) -> int:
+        """Bytes held by the cache made last; 0 when it is gone."""
+        cache = self._last() if self._last is not None else None
+        return 0 if cache is None else cache.nbytes()
+
+
+def spec_of(model: PreTrainedModel) -> ModelSpec:
+    """The KV cache shape of a loaded model.
+
+    Raises:
+        UnsupportedModelError: Its attention cannot be split.
+    """
+    model_id = model.config.name_or_path or type(model).__name__
+    require_supported(model.config, model_id)
+    return spec_from_config(model.config, model_id, dtype=model.dtype)
+
+
+@contextmanager
+def compress(
+    model: PreTrainedModel,
+    *,
+    method: str = "rlkv",
+    profile: HeadProfile | str | Path | None = None,
+    sparsity: float = 0.5,
+    sink: int = 16,
+    recent: int = 64,
+    options: MethodOptions | None = None,
+    spec: ModelSpec | None = None,
+) -> Iterator[Session]:
+    """Compresses the KV cache of ``model`` inside a ``with`` block.
+
+    Inside, ``model.generate(**inputs)`` and plain forward calls use the compressed cache. Batches
+    must be padded on the left. Leaving restores the model bit for bit.
+
+    Args:
+        model: Any decoder whose attention can be split by KV head.
+        method: Name of a method, see ``rlkv list methods``.
+        profile: Head profile or the path of one, for methods that need it.
+        sparsity: Share of KV heads to compress, in [0, 1).
+        sink: First tokens a compressed head keeps.
+        recent: Last tokens a compressed head keeps.
+        options: Prefill mode, drafted tokens and other choices.
+        spec: Shape and id of the model; default: read from its config.
+
+    Yields:
+        The session, which makes caches and tells their bytes.
+
+    Raises:
+        ConfigError: A setting is out of range, or the model is attached already.
+        UnknownNameError: The method is unknown.
+        ProfileError: The profile cannot be read, or belongs to another model.
+        UnsupportedModelError: The model's attention cannot be split.
+
+    Example:
+        >>> import rlkv
+        >>> loaded = rlkv.load_model("embedded")
+        >>> with rlkv.compress(loaded.model, method="streaming_llm") as session:
+        ...     session.new_cache().nbytes()
+        0
+    """
+    method_class = METHODS.load(method)
+    budget = Budget(sparsity, sink, recent)
+    if isinstance(profile, (str, Path)):
+        profile = HeadProfile.load(profile)
+    spec = spec or spec_of(model)
+    chosen = method_class(spec, budget, profile, options)
+    with _attached(model, spec, chosen.make_layer, method=chosen) as session:
+        yield session
+
+
+@contextmanager
+def attach_gates(
+    model: PreTrainedModel,
+    gates: Gates,
+    *,
+    sink: int = 16,
+    recent: int = 64,
+    spec: ModelSpec | None = None,
+) -> Iterator[Session]:
+    """Mixes full and local attention by ``gates`` inside a ``with`` block (paper eq. 1).
+
+    Every head keeps the full cache, so that both branches can be computed; gradients reach
+    ``gates.alpha`` and nothing else if the model is frozen.
+
+    Args:
+        model: Any decoder whose attention can be split by KV head.
+        gates: alpha (layers, kv_heads), or a parameter with one more leading row axis.
+        sink: First tokens the local branch sees.
+        recent: Last tokens the local branch sees.
+        spec: Shape and id of the model; default: read from its config.
+
+    Raises:
+        ConfigError: The gates' shape is not the model's, or the window is empty.
+        UnsupportedModelError: The model's attention cannot be split.
+    """
+    spec = spec or spec_of(model)
+    Budget(0.0, sink, recent)
+    if tuple(gates.alpha.shape[-2:]) != spec.shape:
+        raise ConfigError(
+            f"gates have shape {tuple(gates.alpha.shape)}, model {spec.model_id} has {spec.shape} "
+            "kv heads; make them with Gates(spec.shape)"
+        )
+
+    def make_layer(layer: int) -> CacheLayer:
+        everything = [True] * spec.num_kv_heads
+        return SplitKVLayer(everything, spec.group_size, sink=sink, recent=recent)
+
+    with _attached(model, spec, make_layer, gates=gates, sink=sink, recent=recent) as session:
+        yield session
+
+
+@contextmanager
+def _attached(
+    model: PreTrainedModel,
+    spec: ModelSpec,
+    make_layer: Callable[[int], CacheLayer],
+    *,
+    method: CacheMethod | None = None,
+    gates: Gates | None = None,
+    sink: int = 0,
+    recent: int = 0,
+) -> Iterator[Session]:
+    modules = attention_modules(model, spec)
+    if any(is_attached(module) for module in modules):
+        raise ConfigError(
+            f"{spec.model_id} is compressed already; leave the other `with` block first"
+        )
+    session = Session(model, spec, make_layer, method)
+    register()
+    configs = _configs(model)
+    before = [config._attn_implementation for config in configs]
+    hook = model.register_forward_pre_hook(_cache_hook(model, session), with_kwargs=True)
+    try:
+        for row, module in enumerate(modules):
+            make = _bind(make_layer, row)
+            set_slot(module, AttentionSlot(spec.model_id, make, gates, row, sink, recent))
+        for config in configs:
+            config._attn_implementation = IMPLEMENTATION
+        yield session
+    finally:
+        for config, name in zip(configs, before, strict=True):
+            config._attn_implementation = name
+        for module in modules:
+            clear_slot(module)
+        hook.remove()
+
+
+def _bind(make_layer: Callable[[int], CacheLayer], row: int) -> Callable[[], CacheLayer]:
+    return lambda: make_layer(row)
+
+
+def attention_modules(model: PreTrainedModel, spec: ModelSpec) -> list[nn.Module]:
+    """The attention module of each full-attention layer, in order.
+
+    Raises:
+        UnsupportedModelError: They cannot be found.
+    """
+    found: dict[int, nn.Module] = {}
+    for module in model.get_decoder().modules():
+        index = vars(module).get("layer_idx")
+        if isinstance(index, int) and type(module).__name__.endswith("Attention"):
+            found.setdefault(index, module)
+    missing = [index for index in spec.layer_indices if index not in found]
+    if missing:
+        raise UnsupportedModelError(
+            f"{spec.model_id} has no attention module for layer {missing[0]}, expected one that "
+            "carries `layer_idx`; its KV heads cannot be compressed"
+        )
+    return [found[index] for index in spec.layer_indices]
+
+
+def _configs(model: PreTrainedModel) -> list[Any]:
+    """The configs whose attention implementation the text decoder reads."""
+    text = model.config.get_text_config(decoder=True)
+    return [text] if text is model.config else [model.config, text]
+
+
+def _cache_hook(model: PreTrainedModel, session: Session) -> Callable[..., Any]:
+    """A forward pre-hook that gives the model RLKV's cache where it would make its own."""
+
+    def hook(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        kwargs = _with_positions(args, kwargs)
+        given = given_cache(kwargs)
+        use_cache = kwargs.get("use_cache")
+        if use_cache is None:
+            use_cache = model.config.get_text_config(decoder=True).use_cache
+        if isinstance(given, RLKVCache) or (given is None and not use_cache):
+            return args, kwargs
+        if given is None or (type(given) is DynamicCache and not given.get_seq_length()):
+            return args, with_cache(model, kwargs, session.new_cache())
+        raise UnsupportedFeatureError(
+            f"a {type(given).__name__} with {given.get_seq_length()} tokens was passed, expected "
+            "none or RLKV's own; leave out cache_implementation, or pass session.new_cache()"
+        )
+
+    return hook
+
+
+def _with_positions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Adds position ids that count real tokens, where padding is given and positions are not."""
+    mask = kwargs.get("attention_mask")
+    if kwargs.get("position_ids") is not None or not isinstance(mask, Tensor) or mask.dim() != 2:
+        return kwargs
+    if bool(mask.all()):
+        return kwargs
+    tokens = kwargs.get("input_ids", args[0] if args else kwargs.get("inputs_embeds"))
+    new = tokens.shape[1]
+    positions = (mask.long().cumsum(dim=-1) - 1).clamp(min=0)[:, -new:]
+    return {**kwargs, "position_ids": positions.to(torch.long)}
