@@ -6,7 +6,6 @@ hook swaps the model's empty cache for RLKV's. Leaving undoes all of it: the mod
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,7 +59,8 @@ class Session:
     ) -> None:
         self.spec, self.method = spec, method
         self._model, self._make_layer = model, make_layer
-        self._last: weakref.ref[RLKVCache] | None = None
+        self._last: RLKVCache | None = None
+        self._last_bytes = 0
 
     def new_cache(self) -> RLKVCache:
         """An empty cache, for one batch; keep it to go on with the same conversations."""
@@ -73,13 +73,17 @@ class Session:
             for index, row in rows.items():
                 layers[index] = self._make_layer(row)
         cache = RLKVCache(layers)
-        self._last = weakref.ref(cache)
+        self._last = cache  # the one before is released here, before the new one fills
         return cache
 
     def kv_bytes(self) -> int:
-        """Bytes held by the cache made last; 0 when it is gone."""
-        cache = self._last() if self._last is not None else None
-        return 0 if cache is None else cache.nbytes()
+        """Bytes held by the cache made last; after the ``with`` block, what it held at its end."""
+        return self._last_bytes if self._last is None else self._last.nbytes()
+
+    def close(self) -> None:
+        """Releases the last cache; called on leaving the ``with`` block."""
+        self._last_bytes = self.kv_bytes()
+        self._last = None
 
 
 def spec_of(model: PreTrainedModel) -> ModelSpec:
@@ -221,6 +225,7 @@ def _attached(
         for module in modules:
             clear_slot(module)
         hook.remove()
+        session.close()
 
 
 def _bind(make_layer: Callable[[int], CacheLayer], row: int) -> Callable[[], CacheLayer]:

@@ -2,7 +2,7 @@
 
 transformers hands the cache's answer untouched to the attention function, and its mask function's
 answer untouched to every layer. So the cache answers with a :class:`PendingKV`, the mask function
-with a :class:`Step`, and everything RLKV does happens in :func:`rlkv_attention`. No model is patched.
+with a :class:`Step`, and all of RLKV happens in :func:`rlkv_attention`. No model is patched.
 """
 
 from __future__ import annotations

@@ -1,0 +1,175 @@
+"""`model.generate` inside `rlkv.compress`: beams, sequences, drafts, second turns, refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import DynamicCache, StaticCache
+
+from rlkv.errors import ConfigError, UnsupportedFeatureError, UnsupportedModelError
+from rlkv.gates import Gates
+from rlkv.hf.attach import attach_gates, compress
+from rlkv.methods.base import MethodOptions
+from tests.tiny import SINK, random_tokens, tiny_model
+from tests.unit.hf.test_parity import MASK, WINDOW, compressed, profile_of
+
+OPTIONS = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model("qwen3")
+
+
+@pytest.fixture(scope="module")
+def padded():
+    tokens = random_tokens(3, 30, seed=11)
+    mask = torch.ones_like(tokens)
+    mask[1, :12] = 0
+    tokens[1, :12] = 0
+    return {"input_ids": tokens, "attention_mask": mask}
+
+
+def masked_dense(model, **inputs):
+    """The same heads cut by mask over a full cache: what the split cache must reproduce."""
+    gates = Gates.binary(torch.tensor(MASK) > 0.5)
+    with attach_gates(model, gates, **WINDOW):
+        return model.generate(**inputs)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_new_tokens": 60},
+        {"max_new_tokens": 40, "num_beams": 3},
+        {"max_new_tokens": 40, "num_beams": 4, "num_return_sequences": 2},
+        {"max_new_tokens": 40, "prefill_chunk_size": 8},
+    ],
+)
+def test_generate_equals_masked_dense(model, padded, settings):
+    inputs = {**padded, **OPTIONS, **settings}
+    expected = masked_dense(model, **inputs)
+    with compressed(model):
+        assert torch.equal(model.generate(**inputs), expected)
+
+
+def test_num_return_sequences_with_sampling_equals_masked_dense(model, padded):
+    inputs = {**padded, **OPTIONS, "max_new_tokens": 30, "do_sample": True}
+    inputs["num_return_sequences"] = 3
+    torch.manual_seed(5)
+    expected = masked_dense(model, **inputs)
+    torch.manual_seed(5)
+    with compressed(model):
+        assert torch.equal(model.generate(**inputs), expected)
+
+
+def test_prompt_lookup_equals_plain_greedy_with_draft_tokens(model):
+    tokens = random_tokens(1, 12, seed=12).repeat(1, 5)
+    with compressed(model):
+        plain = model.generate(tokens, max_new_tokens=60, **OPTIONS)
+    with compressed(model, options=MethodOptions(draft_tokens=10)):
+        drafted = model.generate(tokens, max_new_tokens=60, prompt_lookup_num_tokens=8, **OPTIONS)
+    assert torch.equal(plain, drafted)
+
+
+def test_prompt_lookup_without_draft_tokens_says_what_to_do(model):
+    tokens = random_tokens(1, 12, seed=12).repeat(1, 5)
+    with compressed(model), pytest.raises(UnsupportedFeatureError, match="draft_tokens="):
+        model.generate(tokens, max_new_tokens=60, prompt_lookup_num_tokens=8, **OPTIONS)
+
+
+def test_second_turn_with_the_same_cache_equals_one_conversation(model):
+    first, second = random_tokens(1, 25, seed=13), random_tokens(1, 9, seed=14)
+    with compressed(model) as session:
+        cache = session.new_cache()
+        answer = model.generate(first, cache=cache, max_new_tokens=20, **OPTIONS)
+        whole = torch.cat([answer, second], 1)
+        reused = model.generate(whole, cache=cache, max_new_tokens=20, **OPTIONS)
+        fresh = model.generate(whole, max_new_tokens=20, **OPTIONS)
+    assert torch.equal(reused, fresh)
+
+
+def test_local_heads_stay_constant_while_full_heads_grow(model):
+    tokens = random_tokens(1, 50, seed=15)
+    per_token_head = 2 * 16 * 4
+    full, local = int(MASK.sum()), int((1 - MASK).sum())
+    with compressed(model) as session:
+        cache = session.new_cache()
+        model.generate(tokens, cache=cache, max_new_tokens=51, **OPTIONS)
+        window = sum(WINDOW.values())
+        # the last sampled token is not in the cache yet
+        assert cache.nbytes() == (full * 100 + local * window) * per_token_head
+
+
+def test_other_caches_are_refused(model):
+    tokens = random_tokens(1, 10)
+    used = DynamicCache(config=model.config)
+    model(tokens, cache=used)
+    with compressed(model):
+        with pytest.raises(UnsupportedFeatureError, match="DynamicCache with 10 tokens"):
+            model(tokens, cache=used)
+        with pytest.raises(UnsupportedFeatureError, match="cache_implementation"):
+            model(tokens, cache=StaticCache(config=model.config, max_cache_len=64))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        ({"attention_mask": torch.ones(1, 1, 10, 10, dtype=torch.bool)}, "2-D padding mask"),
+        ({"output_attentions": True}, "output_attentions"),
+    ],
+)
+def test_what_cannot_be_right_is_refused(model, inputs, says):
+    with compressed(model), pytest.raises(UnsupportedFeatureError, match=says):
+        model(random_tokens(1, 10), **inputs)
+
+
+def test_right_padding_is_refused_in_decode(model):
+    tokens = random_tokens(2, 10)
+    mask = torch.ones(2, 10, dtype=torch.long)
+    mask[1, 6:] = 0
+    with compressed(model), pytest.raises(UnsupportedFeatureError, match="left padding"):
+        model.generate(tokens, attention_mask=mask, max_new_tokens=3, **OPTIONS)
+
+
+def test_nesting_is_refused(model):
+    with (
+        compressed(model),
+        pytest.raises(ConfigError, match="compressed already"),
+        compressed(model),
+    ):
+        pass
+
+
+def test_sliding_window_model_is_refused_by_name():
+    mistral = tiny_model("mistral", sliding_window=16)
+    with (
+        pytest.raises(UnsupportedModelError, match="sliding window"),
+        compress(mistral, method="full"),
+    ):
+        pass
+
+
+def test_hybrid_model_keeps_its_sliding_layers():
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    hybrid = tiny_model(
+        "qwen3", layer_types=types, use_sliding_window=True, sliding_window=8, max_window_layers=0
+    )
+    tokens = random_tokens(2, 40, seed=16)
+    stock = hybrid(tokens).logits
+    with compress(hybrid, method="full", **WINDOW) as session:
+        assert session.spec.shape == (1, 4)
+        assert session.spec.layer_indices == (1,)
+        assert (hybrid(tokens).logits - stock).abs().max() <= 1e-5
+    greedy = hybrid.generate(tokens, max_new_tokens=20, **OPTIONS)
+    with compress(hybrid, method="full", **WINDOW):
+        assert torch.equal(hybrid.generate(tokens, max_new_tokens=20, **OPTIONS), greedy)
+
+
+def test_profile_of_another_model_is_refused_before_anything_happens(model):
+    other = tiny_model("llama")
+    with (
+        pytest.raises(ValueError, match="--any-model"),
+        compress(model, profile=profile_of(other), sparsity=0.5, sink=SINK),
+    ):
+        pass
