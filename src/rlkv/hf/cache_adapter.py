@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from rlkv.cache.layer import CacheLayer, tensor_bytes
 from rlkv.errors import UnsupportedFeatureError
@@ -95,15 +96,25 @@ class RLKVCache(Cache):
 
     def nbytes(self) -> int:
         """Bytes of all tensors the cache holds."""
-        total = 0
-        for layer in self.layers:
-            if isinstance(layer, LayerAdapter):
-                total += layer.layer.nbytes()
-            else:
-                total += tensor_bytes(*(t for t in vars(layer).values() if isinstance(t, Tensor)))
-        return total
+        return cache_bytes(self)
 
     def select_rows(self, rows: Tensor) -> None:
         """Row i becomes the old row ``rows[i]``, in every layer."""
         for layer in self.layers:
             layer.batch_select_indices(rows)
+
+
+def cache_bytes(cache: Cache) -> int:
+    """Bytes of all tensors that any transformers cache holds."""
+    total = 0
+    for layer in cache.layers:
+        if isinstance(layer, LayerAdapter):
+            total += layer.layer.nbytes()
+        else:
+            total += tensor_bytes(*(t for t in vars(layer).values() if isinstance(t, Tensor)))
+    return total
+
+
+def stock_cache(model: PreTrainedModel) -> DynamicCache:
+    """The cache that the model makes for itself."""
+    return DynamicCache(config=model.config)

@@ -1,0 +1,1 @@
+"""Benchmarks as commands: side by side in one run, medians, measured bytes."""
