@@ -144,9 +144,27 @@ def compress(
     budget = Budget(sparsity, sink, recent)
     if isinstance(profile, (str, Path)):
         profile = HeadProfile.load(profile)
-    spec = spec or spec_of(model)
-    chosen = method_class(spec, budget, profile, options)
-    with _attached(model, spec, chosen.make_layer, method=chosen) as session:
+    chosen = method_class(spec or spec_of(model), budget, profile, options)
+    with attach_method(model, chosen) as session:
+        yield session
+
+
+@contextmanager
+def attach_method(model: PreTrainedModel, method: CacheMethod) -> Iterator[Session]:
+    """Like :func:`compress`, with a method that is made already.
+
+    Args:
+        model: The model that ``method.spec`` describes.
+        method: Any method, registered or not.
+
+    Yields:
+        The session, which makes caches and tells their bytes.
+
+    Raises:
+        ConfigError: The model is attached already.
+        UnsupportedModelError: The model's attention modules cannot be found.
+    """
+    with _attached(model, method.spec, method.make_layer, method=method) as session:
         yield session
 
 
