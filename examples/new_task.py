@@ -1,6 +1,6 @@
 """A task in one file: reverse a word, letter by letter.
 
-To ship it inside RLKV, put the class in ``src/rlkv/tasks/<name>.py``; from a package of your own, use
+To ship it inside RLKV, put the class in ``src/rlkv/tasks/<name>.py``; from a package of yours, use
 the entry point group ``rlkv.tasks`` in the same way as ``rlkv.methods`` (see new_method.py).
 """
 

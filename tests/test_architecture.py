@@ -66,7 +66,7 @@ def test_foreign_packages_stay_where_they_belong(path):
         assert "vllm" not in imports
     if name != "evaluate/plots.py":
         assert "matplotlib" not in imports
-    if name.startswith(LIGHT_PACKAGES) or "/" not in name and name != "gates.py":
+    if name.startswith(LIGHT_PACKAGES) or ("/" not in name and name != "gates.py"):
         assert not HEAVY & top_level_imports(path), "import it inside the function that needs it"
 
 
