@@ -38,7 +38,9 @@ def span_token_ranges(
     ranges = []
     for start, end in spans:
         inside = [
-            index for index, (first, last) in enumerate(offsets) if max(first, start) < min(last, end)
+            index
+            for index, (first, last) in enumerate(offsets)
+            if max(first, start) < min(last, end)
         ]
         if not inside:
             raise DataError(

@@ -24,7 +24,7 @@ _THINGS = (
     "car chair clock coat cup desk door dress fan flag guitar hammer hat jar kettle key knife lamp "
     "map mirror pen phone piano pillow plate radio ring rope scarf shirt soap sofa spoon table "
     "tent towel toy train umbrella vase watch window"
-).split()
+)
 
 
 class PriceLookup(Task):
@@ -53,7 +53,7 @@ class PriceLookup(Task):
 def _example(seed: int, split: Split, number: int) -> Example:
     # a text seed hashes the same on every machine, and makes each example independent of the rest
     rng = Random(f"price_lookup/{seed}/{split}/{number}")
-    things = rng.sample(_THINGS, LINES)
+    things = rng.sample(_THINGS.split(), LINES)
     prices = {thing: rng.randint(10, 99) for thing in things}
     if sum(prices.values()) % 2 != (split == "train"):
         last = things[-1]
