@@ -8,16 +8,9 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import transformers
-from packaging.version import Version
 from transformers import PreTrainedModel
 
 _CACHE_ARGUMENTS = ("cache", "past_key_values")
-
-
-def installed_version() -> Version:
-    """Version of the installed transformers."""
-    return Version(transformers.__version__)
 
 
 def gguf_dense_options() -> dict[str, Any]:

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Literal
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -24,7 +25,7 @@ from transformers import (
 from rlkv.core.model_spec import ModelSpec
 from rlkv.errors import ConfigError, MissingExtraError, UnsupportedModelError
 from rlkv.hf.sources import ModelSource, resolve_model
-from rlkv.hf.support import full_attention_layers, require_supported
+from rlkv.hf.support import config_value, full_attention_layers, require_supported
 
 __all__ = [
     "LoadedModel",
@@ -156,9 +157,9 @@ def spec_from_config(
             f"{model_id} ({config.model_type}) has no full_attention layer, expected at least one; "
             "choose another model"
         )
-    query_heads = text.num_attention_heads
+    query_heads = config_value(text, "num_attention_heads")
     # absent or None: every query head has its own keys
-    kv_heads = getattr(text, "num_key_value_heads", None) or query_heads
+    kv_heads = config_value(text, "num_key_value_heads") or query_heads
     if not isinstance(query_heads, int) or not isinstance(kv_heads, int):
         raise UnsupportedModelError(
             f"{model_id} ({config.model_type}) has a number of heads that differs between layers; "
@@ -174,7 +175,7 @@ def spec_from_config(
         num_layers=len(layers),
         num_kv_heads=kv_heads,
         num_query_heads=query_heads,
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // query_heads,
+        head_dim=config_value(text, "head_dim") or text.hidden_size // query_heads,
         dtype_bytes=cache_dtype.itemsize,
         layer_indices=layers,
     )
@@ -194,7 +195,7 @@ def _reading(source: ModelSource) -> Iterator[None]:
     """Turns what transformers and the hub raise while reading a model into one sentence."""
     try:
         yield
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = str(error).strip().split("\n")[0]
         if source.is_local:
             advice = "expected a folder written by save_pretrained: copy or fetch it again"

@@ -74,7 +74,7 @@ def resolve_model(name: str) -> ModelSource:
         return _local(name, folder, EMBEDDED, "reinstall rlkv, whose package data is incomplete")
     if name == SMOLLM2:
         return _local(name, smollm2_folder(), SMOLLM2_ID, "run `rlkv fetch smollm2` once")
-    folder = Path(name).expanduser()
+    folder = Path(name or "?").expanduser()  # the path of "" would be the current folder
     if folder.is_dir():
         advice = "pass a folder written by save_pretrained"
         return _local(name, folder, _folder_model_id(folder.resolve()), advice)

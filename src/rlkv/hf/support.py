@@ -6,7 +6,8 @@ exactly as the cache returned them. Beyond that, each query's weights must come 
 softmax over the kept tokens.
 
 The tables were made by reading every ``update(…)`` call of the causal language models in
-transformers 5.24 and what happens to its result.
+transformers 5.24 and what happens to its result; 81 accepted types were then run on tiny random
+weights, where the attention function received the very tensors that the cache returned.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ _REFUSED = {
     **dict.fromkeys(("xlm-roberta", "xlm-roberta-xl", "xmod"), _ENCODER),
     **dict.fromkeys(("gpt2", "gpt-sw3", "diffllama", "doge", "jetmoe"), _RESHAPED),
     **dict.fromkeys(("deepseek_v4", "minimax_m3_vl_text"), _SELECTS),
+    **dict.fromkeys(("dots3_note", "dots3_note_text"), _SELECTS),
     "mllama": "its cross-attention layers keep image keys in the same cache",
-    "hrm_text": "it runs its layers several times per token",
+    **dict.fromkeys(("dory", "hrm_text"), "it runs its layers several times per token"),
 }
 """Model types whose attention passes the general checks and still cannot be split, with reasons."""
 
@@ -77,10 +79,25 @@ def require_supported(config: PreTrainedConfig, model_id: str) -> None:
 def full_attention_layers(config: PreTrainedConfig) -> tuple[int, ...]:
     """Indices of the layers whose KV cache grows with the sequence; ``config`` is the text part."""
     count = config.num_hidden_layers
-    types = getattr(config, "layer_types", None)
+    types = config_value(config, "layer_types")
     if types is None:
         return () if _sliding_window(config) else tuple(range(count))
     return tuple(index for index, kind in enumerate(types[:count]) if kind == FULL_ATTENTION)
+
+
+def config_value(config: PreTrainedConfig, name: str) -> Any:
+    """An attribute of a config, or None where this architecture has none of that name.
+
+    Raises:
+        UnsupportedModelError: Its value differs between layers.
+    """
+    try:
+        return getattr(config, name, None)
+    except RuntimeError as error:  # how transformers answers for heterogeneous layers
+        raise UnsupportedModelError(
+            f"{config.model_type} has layers that differ in {name}, expected one value for all; "
+            "choose another model"
+        ) from error
 
 
 def _reason_against(config: PreTrainedConfig) -> str | None:
@@ -90,30 +107,30 @@ def _reason_against(config: PreTrainedConfig) -> str | None:
     for model_type in (config.model_type, text.model_type):
         if model_type in _REFUSED:
             return _REFUSED[model_type]
-    if getattr(text, "kv_lora_rank", None):
+    if config_value(text, "kv_lora_rank"):
         return "its cache holds latent vectors shared by all heads (multi-head latent attention)"
-    if getattr(text, "attn_logit_softcapping", None):
-        return f"it caps attention scores (attn_logit_softcapping {text.attn_logit_softcapping})"
-    if getattr(text, "alibi", False) or text.model_type in ("bloom", "mpt"):
+    if softcap := config_value(text, "attn_logit_softcapping"):
+        return f"it caps attention scores (attn_logit_softcapping {softcap})"
+    if config_value(text, "alibi") or text.model_type in ("bloom", "mpt"):
         return "it adds position biases (ALiBi) to attention scores"
-    if not _goes_through_interface(config):
-        return "its attention does not go through the attention interface of transformers"
-    if getattr(text, "v_head_dim", None) not in (None, getattr(text, "head_dim", None)):
+    if config_value(text, "v_head_dim") not in (None, config_value(text, "head_dim")):
         return f"its values are {text.v_head_dim} wide and its keys {text.head_dim}"
     if not full_attention_layers(text):
-        types = getattr(text, "layer_types", None)
+        types = config_value(text, "layer_types")
         if types is None:
             window = _sliding_window(text)
             return f"every layer has a sliding window of {window} tokens, so no cache grows"
         return f"no layer is of type {FULL_ATTENTION}, only {', '.join(sorted(set(types)))}"
+    if not _goes_through_interface(config):
+        return "its attention does not go through the attention interface of transformers"
     return None
 
 
 def _sliding_window(config: PreTrainedConfig) -> int | None:
     """The window that all layers share, in a config without ``layer_types``."""
-    if not getattr(config, "use_sliding_window", True):
+    if config_value(config, "use_sliding_window") is False:
         return None
-    return getattr(config, "sliding_window", None) or None
+    return config_value(config, "sliding_window") or None
 
 
 def _goes_through_interface(config: PreTrainedConfig) -> bool:
