@@ -265,9 +265,7 @@ class Run:
         saved = time.monotonic()
         while (done := self._done()) < 1:
             started = time.monotonic()
-            level = progress.level
-            if rng.random() < options.review:
-                level = rng.randint(options.first_variables, level)
+            level = self._variables(rng)
             ids, prompt_length = problems.batch(level)
             loss = self._step(ids, prompt_length, done)
             progress.step += 1
@@ -280,6 +278,15 @@ class Run:
                 self._save()
                 saved = time.monotonic()
         self._save()
+
+    def _variables(self, rng: random.Random) -> int:
+        """How many variables the next batch has."""
+        options, level = self.options, self.progress.level
+        if rng.random() < options.review:
+            return rng.randint(options.first_variables, level)
+        if level == options.last_variables:
+            return rng.randint(min(DEFAULT_VARIABLES, level), level)
+        return level
 
     def _done(self) -> float:
         """The share of the run that is over."""
