@@ -11,7 +11,9 @@ Usage::
     python scripts/train_embedded.py --out runs/embedded --minutes 55
 
 A run that was stopped continues when the same command is given again. ``evaluate_embedded.py``
-measures the result.
+measures the result. The seed fixes weights and problems. Where ``minutes`` ends the run before
+``steps`` does, the learning rate follows the clock, and a second run of one seed is not the same
+to the bit.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import tyro
 from tokenizers import Tokenizer, decoders, models
 from transformers import (
     AttentionInterface,
+    GenerationConfig,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -157,10 +160,12 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
         attn_implementation="grouped",
     )
     model = Qwen3ForCausalLM(config)
-    model.generation_config.do_sample = False
-    model.generation_config.max_new_tokens = Chain.max_new_tokens
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.generation_config = GenerationConfig(
+        do_sample=False,
+        max_new_tokens=Chain.max_new_tokens,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     return model
 
 

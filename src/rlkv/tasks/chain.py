@@ -101,13 +101,15 @@ class Chain(Task):
 
     def _stored(self) -> Iterator[Example]:
         for number, row in enumerate(read_jsonl(self.data or ""), start=1):
-            fields = [row.get(key) for key in ("id", "prompt", "answer")]
-            if not all(isinstance(value, str) for value in fields):
+            texts = [
+                row[key] for key in ("id", "prompt", "answer") if isinstance(row.get(key), str)
+            ]
+            if len(texts) != 3:
                 raise DataError(
                     f"{self.data} row {number} has {sorted(row)}, expected the texts id, prompt "
                     "and answer; add them"
                 )
-            yield Example(*fields)
+            yield Example(id=texts[0], prompt=texts[1], answer=texts[2])
 
 
 def draw_problem(rng: random.Random, num_variables: int) -> tuple[str, str, int]:
