@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from rlkv.core.engine import Completion, Prompt, SamplingParams
 from rlkv.errors import PromptTooLongError
@@ -61,7 +62,8 @@ class HFEngine:
         Raises:
             PromptTooLongError: A prompt and its completion exceed the model's positions.
         """
-        self._require_room(prompts, params)
+        for prompt in prompts:
+            self.require_room(prompt, params.max_new_tokens)
         rows = [
             _Row(prompt, sample, row_generator(params.seed, prompt.key, sample))
             for prompt in prompts
@@ -81,25 +83,30 @@ class HFEngine:
             for i in range(len(prompts))
         ]
 
-    def _require_room(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
+    def require_room(self, prompt: Prompt, max_new_tokens: int) -> None:
+        """Checks that a prompt and its completion fit the model's positions.
+
+        Raises:
+            PromptTooLongError: They do not, or the prompt is empty.
+        """
         config = self.loaded.model.config.get_text_config(decoder=True)
         limit = config.max_position_embeddings
-        for prompt in prompts:
-            length = len(prompt.token_ids)
-            if length == 0:
-                raise PromptTooLongError(f"prompt {prompt.key} is empty; expected some text")
-            if limit and length + params.max_new_tokens > limit:
-                raise PromptTooLongError(
-                    f"prompt {prompt.key} has {length} tokens and may grow by "
-                    f"{params.max_new_tokens}, but {self.loaded.spec.model_id} holds {limit}; "
-                    "shorten the prompt or lower max_new_tokens"
-                )
+        length = len(prompt.token_ids)
+        if length == 0:
+            raise PromptTooLongError(f"prompt {prompt.key} is empty; expected some text")
+        if limit and length + max_new_tokens > limit:
+            raise PromptTooLongError(
+                f"prompt {prompt.key} has {length} tokens and may grow by {max_new_tokens}, but "
+                f"{self.loaded.spec.model_id} holds {limit}; shorten the prompt or lower "
+                "max_new_tokens"
+            )
 
     @torch.inference_mode()
     def _decode(self, rows: list[_Row], params: SamplingParams) -> Iterator[tuple[int, Completion]]:
         """Writes one batch; yields (index in ``rows``, completion) as rows end."""
         device = self.loaded.model.device
-        tokens, mask = left_padded([row.prompt.token_ids for row in rows], self._pad_id, device)
+        pad_id = pad_token_id(self.loaded)
+        tokens, mask = left_padded([row.prompt.token_ids for row in rows], pad_id, device)
         cache = self.session.new_cache()
         active = list(range(len(rows)))
         logits = self._forward(tokens, mask, cache)
@@ -126,17 +133,7 @@ class HFEngine:
 
     def _forward(self, tokens: Tensor, mask: Tensor, cache: RLKVCache) -> Tensor:
         """Logits (batch, vocab) of the last column."""
-        model = self.loaded.model
-        positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-        arguments = with_cache(model, {"use_cache": True}, cache)
-        out = model(
-            input_ids=tokens,
-            attention_mask=mask,
-            position_ids=positions,
-            logits_to_keep=1,
-            **arguments,
-        )
-        return out.logits[:, -1]
+        return next_logits(self.loaded.model, tokens, mask, cache)[:, -1]
 
     def _completion(self, row: _Row, stopped: bool, kv_bytes: int) -> Completion:
         text = self.loaded.tokenizer.decode(row.token_ids, skip_special_tokens=True)
@@ -150,10 +147,38 @@ class HFEngine:
             kv_bytes,
         )
 
-    @property
-    def _pad_id(self) -> int:
-        pad = self.loaded.tokenizer.pad_token_id
-        return pad if isinstance(pad, int) else 0
+
+def next_logits(
+    model: PreTrainedModel, tokens: Tensor, mask: Tensor, cache: RLKVCache, keep: int = 1
+) -> Tensor:
+    """Feeds columns to a cache and returns the logits of the last ``keep``.
+
+    Args:
+        model: The model, with RLKV attached.
+        tokens: (batch, new) int64.
+        mask: (batch, past + new) int64, zero on left padding.
+        cache: Holds the ``past`` columns; takes the new ones.
+        keep: Columns to return logits of.
+
+    Returns:
+        (batch, keep, vocab).
+    """
+    positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
+    arguments = with_cache(model, {"use_cache": True}, cache)
+    out = model(
+        input_ids=tokens,
+        attention_mask=mask,
+        position_ids=positions,
+        logits_to_keep=keep,
+        **arguments,
+    )
+    return out.logits[:, -keep:]
+
+
+def pad_token_id(loaded: LoadedModel) -> int:
+    """The token that fills rows on the left."""
+    pad = loaded.tokenizer.pad_token_id
+    return pad if isinstance(pad, int) else 0
 
 
 def left_padded(
