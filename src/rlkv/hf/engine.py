@@ -6,6 +6,7 @@ prompts are batched by length, so padding stays small.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -63,7 +64,7 @@ class HFEngine:
             PromptTooLongError: A prompt and its completion exceed the model's positions.
         """
         for prompt in prompts:
-            self.require_room(prompt, params.max_new_tokens)
+            self.require_room(prompt, prompt.limit(params))
         rows = [
             _Row(prompt, sample, row_generator(params.seed, prompt.key, sample))
             for prompt in prompts
@@ -110,13 +111,13 @@ class HFEngine:
         cache = self.session.new_cache()
         active = list(range(len(rows)))
         logits = self._forward(tokens, mask, cache)
-        for step in range(1, params.max_new_tokens + 1):
+        for step in itertools.count(1):
             chosen = next_tokens(logits, params, [rows[i].source for i in active])
             kept: list[int] = []
             for place, (i, token) in enumerate(zip(active, chosen.tolist(), strict=True)):
                 rows[i].token_ids.append(token)
                 stopped = token in self.stop_ids
-                if stopped or step == params.max_new_tokens:
+                if stopped or step >= rows[i].prompt.limit(params):
                     share = cache.nbytes() // len(active)
                     yield i, self._completion(rows[i], stopped, share)
                 else:
