@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlkv.core.files import require_writable_folder, to_json, write_atomic
+from rlkv.core.head_profile import HeadProfile
 from rlkv.evaluate.cell import Cell, prepare
 from rlkv.evaluate.config import EvalConfig
 from rlkv.evaluate.metrics import accuracy
@@ -131,10 +132,20 @@ def _result(cell: Cell, row: Row, records: Path) -> dict[str, Any]:
         "config": asdict(cell.config),
         "fingerprint": cell.fingerprint,
         "records": records.name,
-        "profile": None
-        if profile is None
-        else {"model": profile.spec.model_id, "source": profile.source, "meta": dict(profile.meta)},
+        "profile": None if profile is None else profile_summary(profile),
         "run": asdict(run_info(cell.config.device)),
+    }
+
+
+def profile_summary(profile: HeadProfile) -> dict[str, Any]:
+    """What a result says of its profile, scores included, so that a report needs no other file."""
+    return {
+        "model": profile.spec.model_id,
+        "source": profile.source,
+        "sink": profile.sink,
+        "recent": profile.recent,
+        "meta": dict(profile.meta),
+        "scores": profile.scores.round(6).tolist(),
     }
 
 

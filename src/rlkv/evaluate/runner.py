@@ -240,7 +240,7 @@ def _forced_record(
         reward=reward,
         reason="correct" if reward == 1.0 else "wrong",
         extracted=None,
-        completion=loaded.tokenizer.decode(forced.predicted, skip_special_tokens=True),
+        completion=str(loaded.tokenizer.decode(forced.predicted, skip_special_tokens=True)),
         answer=item.example.answer,
         finish_reason="forced",
         prompt_tokens=length,

@@ -42,6 +42,7 @@ class HFEngine:
         session: What ``compress`` or ``attach_gates`` yielded.
         batch_size: Rows decoded together.
         on_finished: Called with each completion as it ends, for progress.
+        on_token: Called with prompt key, sample and token as each token is chosen, for streaming.
     """
 
     def __init__(
@@ -51,10 +52,12 @@ class HFEngine:
         *,
         batch_size: int = 32,
         on_finished: Callable[[Completion], None] | None = None,
+        on_token: Callable[[str, int, int], None] | None = None,
     ) -> None:
         self.loaded, self.session = loaded, session
         self.batch_size = batch_size
         self.on_finished = on_finished
+        self.on_token = on_token
         self.stop_ids = stop_token_ids(loaded)
 
     def generate(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[list[Completion]]:
@@ -116,6 +119,8 @@ class HFEngine:
             kept: list[int] = []
             for place, (i, token) in enumerate(zip(active, chosen.tolist(), strict=True)):
                 rows[i].token_ids.append(token)
+                if self.on_token is not None:
+                    self.on_token(rows[i].prompt.key, rows[i].sample, token)
                 stopped = token in self.stop_ids
                 if stopped or step >= rows[i].prompt.limit(params):
                     share = cache.nbytes() // len(active)
