@@ -49,6 +49,12 @@ class Prompt:
     """Identity of the prompt: sampling is seeded by it."""
     token_ids: tuple[int, ...]
     """Tokens, chat template applied."""
+    max_new_tokens: int | None = None
+    """Completion limit of this prompt in tokens; None: the one of the sampling parameters."""
+
+    def limit(self, params: SamplingParams) -> int:
+        """Completion limit in tokens."""
+        return params.max_new_tokens if self.max_new_tokens is None else self.max_new_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,14 @@ prompts are batched by length, so padding stays small.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from rlkv.core.engine import Completion, Prompt, SamplingParams
 from rlkv.errors import PromptTooLongError
@@ -40,6 +42,7 @@ class HFEngine:
         session: What ``compress`` or ``attach_gates`` yielded.
         batch_size: Rows decoded together.
         on_finished: Called with each completion as it ends, for progress.
+        on_token: Called with prompt key, sample and token as each token is chosen, for streaming.
     """
 
     def __init__(
@@ -49,10 +52,12 @@ class HFEngine:
         *,
         batch_size: int = 32,
         on_finished: Callable[[Completion], None] | None = None,
+        on_token: Callable[[str, int, int], None] | None = None,
     ) -> None:
         self.loaded, self.session = loaded, session
         self.batch_size = batch_size
         self.on_finished = on_finished
+        self.on_token = on_token
         self.stop_ids = stop_token_ids(loaded)
 
     def generate(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[list[Completion]]:
@@ -61,7 +66,8 @@ class HFEngine:
         Raises:
             PromptTooLongError: A prompt and its completion exceed the model's positions.
         """
-        self._require_room(prompts, params)
+        for prompt in prompts:
+            self.require_room(prompt, prompt.limit(params))
         rows = [
             _Row(prompt, sample, row_generator(params.seed, prompt.key, sample))
             for prompt in prompts
@@ -81,35 +87,42 @@ class HFEngine:
             for i in range(len(prompts))
         ]
 
-    def _require_room(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
+    def require_room(self, prompt: Prompt, max_new_tokens: int) -> None:
+        """Checks that a prompt and its completion fit the model's positions.
+
+        Raises:
+            PromptTooLongError: They do not, or the prompt is empty.
+        """
         config = self.loaded.model.config.get_text_config(decoder=True)
         limit = config.max_position_embeddings
-        for prompt in prompts:
-            length = len(prompt.token_ids)
-            if length == 0:
-                raise PromptTooLongError(f"prompt {prompt.key} is empty; expected some text")
-            if limit and length + params.max_new_tokens > limit:
-                raise PromptTooLongError(
-                    f"prompt {prompt.key} has {length} tokens and may grow by "
-                    f"{params.max_new_tokens}, but {self.loaded.spec.model_id} holds {limit}; "
-                    "shorten the prompt or lower max_new_tokens"
-                )
+        length = len(prompt.token_ids)
+        if length == 0:
+            raise PromptTooLongError(f"prompt {prompt.key} is empty; expected some text")
+        if limit and length + max_new_tokens > limit:
+            raise PromptTooLongError(
+                f"prompt {prompt.key} has {length} tokens and may grow by {max_new_tokens}, but "
+                f"{self.loaded.spec.model_id} holds {limit}; shorten the prompt or lower "
+                "max_new_tokens"
+            )
 
     @torch.inference_mode()
     def _decode(self, rows: list[_Row], params: SamplingParams) -> Iterator[tuple[int, Completion]]:
         """Writes one batch; yields (index in ``rows``, completion) as rows end."""
         device = self.loaded.model.device
-        tokens, mask = left_padded([row.prompt.token_ids for row in rows], self._pad_id, device)
+        pad_id = pad_token_id(self.loaded)
+        tokens, mask = left_padded([row.prompt.token_ids for row in rows], pad_id, device)
         cache = self.session.new_cache()
         active = list(range(len(rows)))
         logits = self._forward(tokens, mask, cache)
-        for step in range(1, params.max_new_tokens + 1):
+        for step in itertools.count(1):
             chosen = next_tokens(logits, params, [rows[i].source for i in active])
             kept: list[int] = []
             for place, (i, token) in enumerate(zip(active, chosen.tolist(), strict=True)):
                 rows[i].token_ids.append(token)
+                if self.on_token is not None:
+                    self.on_token(rows[i].prompt.key, rows[i].sample, token)
                 stopped = token in self.stop_ids
-                if stopped or step == params.max_new_tokens:
+                if stopped or step >= rows[i].prompt.limit(params):
                     share = cache.nbytes() // len(active)
                     yield i, self._completion(rows[i], stopped, share)
                 else:
@@ -126,17 +139,7 @@ class HFEngine:
 
     def _forward(self, tokens: Tensor, mask: Tensor, cache: RLKVCache) -> Tensor:
         """Logits (batch, vocab) of the last column."""
-        model = self.loaded.model
-        positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-        arguments = with_cache(model, {"use_cache": True}, cache)
-        out = model(
-            input_ids=tokens,
-            attention_mask=mask,
-            position_ids=positions,
-            logits_to_keep=1,
-            **arguments,
-        )
-        return out.logits[:, -1]
+        return next_logits(self.loaded.model, tokens, mask, cache)[:, -1]
 
     def _completion(self, row: _Row, stopped: bool, kv_bytes: int) -> Completion:
         text = self.loaded.tokenizer.decode(row.token_ids, skip_special_tokens=True)
@@ -150,10 +153,38 @@ class HFEngine:
             kv_bytes,
         )
 
-    @property
-    def _pad_id(self) -> int:
-        pad = self.loaded.tokenizer.pad_token_id
-        return pad if isinstance(pad, int) else 0
+
+def next_logits(
+    model: PreTrainedModel, tokens: Tensor, mask: Tensor, cache: RLKVCache, keep: int = 1
+) -> Tensor:
+    """Feeds columns to a cache and returns the logits of the last ``keep``.
+
+    Args:
+        model: The model, with RLKV attached.
+        tokens: (batch, new) int64.
+        mask: (batch, past + new) int64, zero on left padding.
+        cache: Holds the ``past`` columns; takes the new ones.
+        keep: Columns to return logits of.
+
+    Returns:
+        (batch, keep, vocab).
+    """
+    positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
+    arguments = with_cache(model, {"use_cache": True}, cache)
+    out = model(
+        input_ids=tokens,
+        attention_mask=mask,
+        position_ids=positions,
+        logits_to_keep=keep,
+        **arguments,
+    )
+    return out.logits[:, -keep:]
+
+
+def pad_token_id(loaded: LoadedModel) -> int:
+    """The token that fills rows on the left."""
+    pad = loaded.tokenizer.pad_token_id
+    return pad if isinstance(pad, int) else 0
 
 
 def left_padded(

@@ -62,6 +62,8 @@ class CacheMethod(ABC):
     """arXiv id or URL of the method's paper; "" for a control."""
     needs_profile: ClassVar[bool] = False
     """True where heads are chosen by a profile."""
+    fixed_sparsity: ClassVar[float | None] = None
+    """Share of KV heads that is compressed where the budget has no say in it; None: it has."""
     frees_memory: ClassVar[bool] = True
     """False where the method only masks tokens that stay in memory."""
 

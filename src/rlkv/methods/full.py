@@ -12,6 +12,7 @@ class Full(HeadSplitMethod):
     """Full cache, whatever the budget says."""
 
     name = "full"
+    fixed_sparsity = 0.0
 
     def full_heads(self) -> NDArray[np.bool_]:
         """All heads."""

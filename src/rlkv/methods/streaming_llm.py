@@ -17,6 +17,7 @@ class StreamingLLM(HeadSplitMethod):
 
     name = "streaming_llm"
     paper = "arXiv:2309.17453"
+    fixed_sparsity = 1.0
 
     def full_heads(self) -> NDArray[np.bool_]:
         """No head."""

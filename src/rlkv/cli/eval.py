@@ -1,0 +1,168 @@
+"""``rlkv eval``: accuracy and KV bytes of methods on tasks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+if TYPE_CHECKING:
+    from rlkv.evaluate.config import EvalConfig
+    from rlkv.evaluate.evaluation import EvalResult
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Run tasks under methods and print one row for each combination.
+
+    Examples that the output folder holds already are not run again, so an interrupted run goes on
+    where it stopped.
+    """
+
+    task: tuple[str, ...]
+    """Tasks, see `rlkv list tasks`."""
+    model: str | None = None
+    """Model: embedded, smollm2, a local folder, or a hub id; default: the first task's."""
+    method: tuple[str, ...] = ("full",)
+    """Methods, see `rlkv list methods`."""
+    sparsity: tuple[float, ...] = (0.5,)
+    """Shares of KV heads to compress, each in [0, 1)."""
+    profile: tuple[str, ...] = ()
+    """Head profile: a PATH for all methods that need one, or METHOD=PATH for each."""
+    sink: int = 16
+    """First tokens that a compressed head keeps."""
+    recent: int = 64
+    """Last tokens that a compressed head keeps."""
+    n: int = 100
+    """Examples per task; fewer if the task has fewer."""
+    seed: int = 0
+    """Seed of the examples and of sampling."""
+    batch_size: int = 32
+    """Completions written together."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    """Probability mass that sampling keeps, in (0, 1]."""
+    top_k: int = 0
+    """Tokens that sampling keeps; 0 keeps all."""
+    samples: int = 1
+    """Completions per example; accuracy is their mean (pass@1)."""
+    max_new_tokens: int | None = None
+    """Completion limit in tokens; default: the task's."""
+    prefill: Literal["local", "full"] = "local"
+    """Whether compressed heads see sink + recent (local) or all of the prompt (full)."""
+    rule: Literal["exact", "quantile"] = "exact"
+    """How a profile's heads are chosen; quantile is the authors' rule."""
+    head_seed: int = 0
+    """Seed of methods that draw heads at random."""
+    any_model: bool = False
+    """Accept a profile made for another model of the same shape."""
+    data: str | None = None
+    """JSON-lines file that replaces the task's dataset."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of the weights."""
+    device: str = "cpu"
+    """Where the model runs, such as cpu or cuda:0."""
+    out: Path = Path("runs/eval")
+    """Folder for records and results."""
+    fresh: bool = False
+    """Run again what the output folder holds already."""
+    json: Annotated[bool, tyro.conf.arg(name="json")] = False
+    """Print one JSON list of rows on stdout instead of a table."""
+
+    def run(self) -> int:
+        """Evaluates and prints; returns the exit status."""
+        from rlkv.core.files import to_json
+        from rlkv.evaluate.evaluation import evaluate
+        from rlkv.evaluate.records import as_rows
+
+        results = evaluate(list(self.configs()), out=self.out, fresh=self.fresh)
+        if self.json:
+            sys.stdout.write(to_json(as_rows([result.row for result in results])))
+        else:
+            print_rows(results)
+        warn_of_failures(results)
+        return 0
+
+    def configs(self) -> Iterator[EvalConfig]:
+        """One config for each combination of task, method and sparsity.
+
+        Raises:
+            ConfigError: A value is out of range.
+            UnknownNameError: A name is unknown.
+        """
+        from rlkv.evaluate.config import EvalConfig
+        from rlkv.evaluate.profiles import default_model, profile_for, profiles_by_method
+
+        profiles = profiles_by_method(self.profile)
+        for task in self.task:
+            model = self.model or default_model(task)
+            for method in self.method:
+                for sparsity in self.sparsity:
+                    yield EvalConfig(
+                        model=model,
+                        task=task,
+                        method=method,
+                        sparsity=sparsity,
+                        sink=self.sink,
+                        recent=self.recent,
+                        profile=profile_for(method, profiles),
+                        any_model=self.any_model,
+                        rule=self.rule,
+                        head_seed=self.head_seed,
+                        prefill=self.prefill,
+                        n=self.n,
+                        seed=self.seed,
+                        data=self.data,
+                        batch_size=self.batch_size,
+                        temperature=self.temperature,
+                        top_p=self.top_p,
+                        top_k=self.top_k,
+                        samples=self.samples,
+                        max_new_tokens=self.max_new_tokens,
+                        dtype=self.dtype,
+                        device=self.device,
+                    )
+
+
+def print_rows(results: list[EvalResult]) -> None:
+    """Prints rows as a table on stdout."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("model", "task", "method"):
+        table.add_column(name, overflow="fold")
+    for name in ("sparsity", "n", "accuracy", "95 % interval", "KV KiB", "tokens"):
+        table.add_column(name, justify="right")
+    for result in results:
+        row = result.row
+        table.add_row(
+            row.model,
+            row.task,
+            row.method,
+            f"{row.sparsity:g}",
+            str(row.n),
+            f"{row.accuracy:.3f}",
+            f"{row.ci_low:.3f} to {row.ci_high:.3f}",
+            f"{row.kv_bytes_mean / 1024:.1f}",
+            f"{row.tokens_mean:.1f}",
+        )
+    console = Console()
+    # a pipe or a file has no width of its own: do not fold columns there
+    console.print(table) if console.is_terminal else Console(width=160).print(table)
+
+
+def warn_of_failures(results: list[EvalResult]) -> None:
+    """Says on stderr how many examples could not be run, and why the first could not."""
+    failed = [record for result in results for record in result.records if record.failure]
+    if failed:
+        print(
+            f"{len(failed)} completions could not be run or scored and count as 0; the first: "
+            f"{failed[0].failure}",
+            file=sys.stderr,
+        )

@@ -1,0 +1,1 @@
+"""Evaluation: run a task under a method, keep records, make reports."""

@@ -1,0 +1,108 @@
+"""EvalConfig: one cell of an evaluation, one model on one task under one method and budget.
+
+Every check that needs no model happens here, when the config is made; those that need the model's
+shape or the profile's content happen in :mod:`rlkv.evaluate.cell`, still before weights load.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from rlkv.core.budget import Budget
+from rlkv.core.engine import SamplingParams
+from rlkv.core.head_profile import SelectionRule
+from rlkv.errors import ConfigError
+from rlkv.registry import METHODS, TASKS
+from rlkv.tasks.base import Split
+
+DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+PrefillName = Literal["local", "full"]
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """What is evaluated, and how.
+
+    Raises:
+        ConfigError: A value is out of range.
+        UnknownNameError: The method or the task is unknown.
+
+    Example:
+        >>> EvalConfig(model="embedded", task="chain", method="full").sparsity
+        0.5
+    """
+
+    model: str
+    """Model: a name such as embedded or smollm2, a local folder, or a hub id."""
+    task: str
+    """Task, see ``rlkv list tasks``."""
+    method: str = "full"
+    """Method, see ``rlkv list methods``."""
+    sparsity: float = 0.5
+    """Share of KV heads to compress, in [0, 1); methods that fix it ignore it."""
+    sink: int = 16
+    """First tokens that a compressed head keeps."""
+    recent: int = 64
+    """Last tokens that a compressed head keeps."""
+    profile: str | None = None
+    """Head profile file, for methods that need one."""
+    any_model: bool = False
+    """Accept a profile made for another model of the same shape."""
+    rule: SelectionRule = "exact"
+    """How a profile's heads are chosen."""
+    head_seed: int = 0
+    """Seed of methods that draw heads at random."""
+    prefill: PrefillName = "local"
+    """Whether compressed heads see sink + recent (local) or all of the prompt (full)."""
+    n: int = 100
+    """Examples; fewer if the task has fewer."""
+    seed: int = 0
+    """Seed of the examples and of sampling."""
+    split: Split = "test"
+    """Which examples."""
+    data: str | None = None
+    """JSON-lines file that replaces the task's dataset."""
+    batch_size: int = 32
+    """Completions written together."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    """Probability mass that sampling keeps, in (0, 1]."""
+    top_k: int = 0
+    """Tokens that sampling keeps; 0 keeps all."""
+    samples: int = 1
+    """Completions per example; accuracy is their mean (pass@1)."""
+    max_new_tokens: int | None = None
+    """Completion limit in tokens; None takes the task's."""
+    dtype: DTypeName = "auto"
+    """Type of the weights."""
+    device: str = "cpu"
+    """Where the model runs, such as cpu or cuda:0."""
+
+    def __post_init__(self) -> None:
+        METHODS.require(self.method)
+        TASKS.require(self.task)
+        Budget(self.sparsity, self.sink, self.recent)
+        self.sampling(self.max_new_tokens or 1)
+        for name in ("n", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, expected at least 1")
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens is {self.max_new_tokens}, expected at least 1")
+        if self.prefill not in ("local", "full"):
+            raise ConfigError(f"prefill {self.prefill!r} is unknown; use 'local' or 'full'")
+        if self.rule not in ("exact", "quantile"):
+            raise ConfigError(f"rule {self.rule!r} is unknown; use 'exact' or 'quantile'")
+        if self.split not in ("train", "test"):
+            raise ConfigError(f"split {self.split!r} is unknown; use 'test' or 'train'")
+
+    def sampling(self, max_new_tokens: int) -> SamplingParams:
+        """How completions are drawn, with this limit."""
+        return SamplingParams(
+            max_new_tokens, self.temperature, self.top_p, self.top_k, self.samples, self.seed
+        )
+
+    def with_sparsity(self, sparsity: float) -> EvalConfig:
+        """The same cell at another sparsity."""
+        return replace(self, sparsity=sparsity)
