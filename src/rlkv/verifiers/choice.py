@@ -24,8 +24,8 @@ from rlkv.verifiers.math import last_boxed
 
 _DRESS = re.compile(r"\\(?:text|mathrm|mathbf|textbf|boxed|mbox)\s*\{([^{}]*)\}|\\[()\[\]]|[*$`]")
 _BOXED = re.compile(r"\(?([A-Za-z])\)?(?:[.:)].*)?", re.DOTALL)
-_LINE = re.compile(r"(?i)\banswer\s*:\s*(?:option\s*)?[(\[{]*([A-Z])(?![A-Za-z'’])")
-_SENTENCE = re.compile(r"[Aa]nswer is:?\s*(?:[Oo]ption\s*)?[(\[{]*([A-Z])(?![A-Za-z'’_^{])")
+_LINE = re.compile(r"(?i)\banswer\s*:\s*(?:option\s*)?[(\[{]*([A-Z])(?![A-Za-z'\u2019])")
+_SENTENCE = re.compile(r"[Aa]nswer is:?\s*(?:[Oo]ption\s*)?[(\[{]*([A-Z])(?![A-Za-z'\u2019_^{])")
 _LETTER = re.compile(r"\b([A-Z])\b")
 
 

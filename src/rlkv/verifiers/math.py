@@ -102,7 +102,7 @@ def normalise(answer: str) -> str:
     """
     text = answer.strip().strip("$").strip()
     text = re.sub(r"^\\[(\[](.*)\\[)\]]$", r"\1", text, flags=re.DOTALL)
-    text = text.replace("\\$", "").replace("\\%", "").replace("%", "").replace("−", "-")
+    text = text.replace("\\$", "").replace("\\%", "").replace("%", "").replace("\u2212", "-")
     text = _DEGREES.sub("", text)
     if _GROUPED.fullmatch(text.strip()):
         text = re.sub(r",(?:\\!)?", "", text)
