@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import contextlib
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -101,9 +100,12 @@ def split_assert(source: str) -> SplitAssert:
     split = SplitAssert(tuple(splitter.expressions), residue)
     if not split.expressions:
         raise DataError(f"test {source[:80]!r} calls nothing of the code under test; fix the data")
-    # only the syntax is checked here; the zeros need not fit
-    with contextlib.suppress(TypeError, ArithmeticError, LookupError):
+    try:
         _Evaluator([0] * len(split.expressions)).visit(residue)
+    except DataError:
+        raise
+    except (TypeError, ValueError, ArithmeticError, LookupError):
+        pass  # only the syntax is checked here; the zeros need not fit
     return split
 
 

@@ -167,8 +167,8 @@ class Sandbox:
     def _start_failure(self, reply: bytes, stderr: bytes) -> str:
         detail = (reply + stderr).decode("utf-8", "replace").strip()[-300:] or "no message"
         return (
-            f"the sandbox could not confine its process ({detail}); no code was run; check that this "
-            f"user can read {self.python or sys.executable}, or pass a runner of your own"
+            f"the sandbox could not confine its process ({detail}); no code was run; check that "
+            f"this user can read {self.python or sys.executable}, or pass a runner of your own"
         )
 
 

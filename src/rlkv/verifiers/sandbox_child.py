@@ -1,11 +1,11 @@
 """Child side of the sandbox: locks itself in, runs untrusted code, and reports plain values.
 
 Run by ``sandbox.py`` as ``python -c <this source>``, never imported by the package. The request,
-one JSON object on standard input, holds the code and the expressions to evaluate, not what they should
-be equal to. Before the code runs, this process gives up for good: writing any file, reading any but
-the interpreter's, creating processes and threads, sockets, and signals to others (rlimits, Landlock,
-then a seccomp allow-list of system calls). Nothing this process says is trusted: the parent compares
-the values it sends.
+one JSON object on standard input, holds the code and the expressions to evaluate, not what they
+should be equal to. Before the code runs, this process gives up for good: writing any file, reading
+any but the interpreter's, creating processes and threads, sockets, and signals to others (rlimits,
+Landlock, then a seccomp allow-list of system calls). Nothing this process says is trusted: the
+parent compares the values it sends.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Evaluation: runs, records, what went wrong, and reports."""
