@@ -36,7 +36,8 @@ MIN_WINDOW = 100
 MIN_DISTINCT = 40
 """Different words that ``WINDOW`` words must hold; in shorter tails a tenth of their number."""
 
-_WORD = re.compile(r"\n[ \t\r]*\n[\s]*|\n|[^\W_]+|[^\w\s]|_")
+_WORD = re.compile(r"\n[ \t\r]*\n|\n|[^\W_]+|[^\w\s]|_| {8}|[^\S \n\r]")
+"""A word, a mark, a line end, a blank line; tabs and the like count too, as models loop on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,9 @@ def find_loop(text: str) -> Loop | None:
         Loop(unit='line', period=5, copies=40, start=12)
     """
     matches = list(_WORD.finditer(text))
-    while matches and not matches[-1].group().strip():
-        matches.pop()  # trailing line ends belong to no copy
+    for _ in range(2):
+        if matches and not matches[-1].group().strip():
+            matches.pop()  # a final line end belongs to no copy; hundreds are a loop themselves
     words = ["\n\n" if m.group().count("\n") > 1 else m.group() for m in matches]
     period, length = _periodic_tail(words)
     if period:

@@ -17,9 +17,9 @@ from rlkv.tasks.base import DatasetRef, Example
 from rlkv.verifiers.code import CodeVerifier
 
 PROMPT = (
-    "{text}\n\nYour code has to pass these tests:\n\n```python\n{tests}\n```\n\nThink step by "
-    "step, then give the complete solution as the last thing of your response, in one ```python block, "
-    "without the tests."
+    "{text}\n\nYour code has to pass these tests:\n\n```python\n{tests}\n```\n\n"
+    "Think step by step, then give the complete solution as the last thing of your response, in "
+    "one ```python block, without the tests."
 )
 TREES = {"root": "2 3 4 5 . . 8", "root1": "2 3 4 5 6 . 7", "root2": "2 3 4 5 . . 7"}
 """Children of the trees that row 367 of MBPP (CC BY 4.0) builds in its setup code, level by level;
