@@ -95,14 +95,16 @@ def find_loop(text: str) -> Loop | None:
         Loop(unit='line', period=5, copies=40, start=12)
     """
     matches = list(_WORD.finditer(text))
-    for _ in range(2):
-        if matches and not matches[-1].group().strip():
-            matches.pop()  # a final line end belongs to no copy; hundreds are a loop themselves
     words = ["\n\n" if m.group().count("\n") > 1 else m.group() for m in matches]
     period, length = _periodic_tail(words)
+    for _ in range(2):
+        if not period and words:
+            words.pop()  # a final line end, or the half word where a limit cut the text
+            period, length = _periodic_tail(words)
     if period:
-        start = len(words) - length
-        unit = words[-period:]
+        start, unit = len(words) - length, words[-period:]
+        while words[start].isspace() and not "".join(unit).isspace():
+            start, length = start + 1, length - 1  # the line end before the first copy
         kind: LoopUnit = "paragraph" if "\n\n" in unit else "line" if "\n" in unit else "words"
         return Loop(kind, period, length // period, matches[start].start())
     tail = _varied_tail(words)

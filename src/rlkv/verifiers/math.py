@@ -21,7 +21,7 @@ from rlkv.verifiers.worker_process import SymbolicComparer
 MAX_ANSWER_CHARS = 2000
 """Longer answers are never compared symbolically; no gold answer comes near."""
 
-_STATED = re.compile(r"(?i)\banswer\s*(?:is|:)\s*:?\s*([^\n]+)")
+_STATED = re.compile(r"(?i)\banswer\s*(?:is|:)\s*:?\s*(?=([^\n]+))")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:(\{)|([A-Za-z0-9]))")
 _BETWEEN_BOXES = re.compile(r"[ $]*(?:,|and|,[ $]*and|\\text\{ *(?:and|,) *\})(?:[ $]|\\[,; ])*")

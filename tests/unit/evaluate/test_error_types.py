@@ -23,14 +23,14 @@ def test_a_loop_of_words_has_its_period_and_start() -> None:
 
 def test_a_loop_of_lines_has_its_period_and_start() -> None:
     start = words(50) + "\n"
-    assert find_loop(start + "Wait, no.\n" * 30) == Loop("line", 5, 29, len(start))
+    assert find_loop(start + "Wait, no.\n" * 30) == Loop("line", 5, 30, len(start))
 
 
 def test_a_loop_of_paragraphs_may_stop_inside_a_copy() -> None:
     start = words(50) + "\n\n"
     unit = "So x is seven, I think.\n\nBut is it?\n\n"
     loop = find_loop(start + unit * 6 + unit[:9])
-    assert loop == Loop("paragraph", 13, 6, len(start))
+    assert loop == Loop("paragraph", 14, 6, len(start))
 
 
 def test_a_loop_that_varies_is_found_by_its_few_words() -> None:
