@@ -197,4 +197,5 @@ def main() -> None:
             say(["failed", type(error).__name__])
 
 
-main()
+if __name__ == "__main__":
+    main()
