@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,8 +19,8 @@ class CacheLayer(ABC):
     the batch size.
     """
 
-    needs_probs: ClassVar[bool] = False
-    """True where :meth:`observe` must see attention probabilities (excludes fused kernels)."""
+    needs_probs: bool = False
+    """True while :meth:`observe` must see attention probabilities (excludes fused kernels)."""
 
     def __init__(self) -> None:
         self.seen = 0
@@ -43,12 +42,22 @@ class CacheLayer(ABC):
     def observe(  # noqa: B027 - most layers need no look at the probabilities
         self, group: HeadGroup, queries: Tensor, probs: Tensor
     ) -> None:
-        """Sees the attention of one group of the pass just appended; evicting layers decide here.
+        """Sees the attention of one group of the pass just appended.
 
         Args:
             group: The group as handed out by :meth:`append`.
             queries: (batch, query_heads of the group, queries, head_dim).
             probs: (batch, heads, group_size, queries, tokens) float32.
+        """
+
+    def finish(  # noqa: B027 - most layers have nothing left to do
+        self, queries: Tensor, scale: float
+    ) -> None:
+        """Ends a pass, after its attention; evicting layers decide here.
+
+        Args:
+            queries: (batch, query_heads, new, head_dim), all queries of the pass.
+            scale: Factor on the scores.
         """
 
     @abstractmethod

@@ -210,6 +210,28 @@ def attach_gates(
 
 
 @contextmanager
+def attach_layers(
+    model: PreTrainedModel,
+    make_layer: Callable[[int], CacheLayer],
+    *,
+    spec: ModelSpec | None = None,
+) -> Iterator[Session]:
+    """Runs ``model`` over cache layers of your own inside a ``with`` block.
+
+    Args:
+        model: Any decoder whose attention can be split by KV head.
+        make_layer: An empty cache for full-attention layer 0 to ``spec.num_layers`` - 1.
+        spec: Shape and id of the model; default: read from its config.
+
+    Raises:
+        ConfigError: The model is attached already.
+        UnsupportedModelError: Its attention cannot be split.
+    """
+    with _attached(model, spec or spec_of(model), make_layer) as session:
+        yield session
+
+
+@contextmanager
 def _attached(
     model: PreTrainedModel,
     spec: ModelSpec,

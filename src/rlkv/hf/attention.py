@@ -204,6 +204,7 @@ def rlkv_attention(
         observe = layer.observe if layer.needs_probs else None
         groups = layer.append(keys, values, step)
         out = grouped_attention(query, groups, scale=scale, observe=observe)
+        layer.finish(query, scale)
     return out.transpose(1, 2).contiguous(), None
 
 

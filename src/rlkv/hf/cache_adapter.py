@@ -94,6 +94,10 @@ class RLKVCache(Cache):
         wrapped = [LayerAdapter(x) if isinstance(x, CacheLayer) else x for x in layers]
         super().__init__(layers=wrapped)
 
+    def rlkv_layers(self) -> list[CacheLayer]:
+        """RLKV's own layers, in order."""
+        return [layer.layer for layer in self.layers if isinstance(layer, LayerAdapter)]
+
     def nbytes(self) -> int:
         """Bytes of all tensors the cache holds."""
         return cache_bytes(self)

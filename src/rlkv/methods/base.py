@@ -5,17 +5,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlkv.cache.evicting import EvictingLayer
 from rlkv.cache.layer import CacheLayer
 from rlkv.cache.split import PrefillMode, SplitKVLayer
 from rlkv.core.budget import Budget
 from rlkv.core.head_profile import HeadProfile, SelectionRule
 from rlkv.core.model_spec import ModelSpec
+from rlkv.core.slot_plan import BudgetMode, SlotPlan
 from rlkv.errors import ConfigError
+
+StreamingRecent = Literal["fixed", "proportional"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +38,32 @@ class MethodOptions:
     """How a profile's heads are chosen: ``"exact"`` or the authors' ``"quantile"``."""
     any_model: bool = False
     """Accept a profile made for another model of the same shape (transfer studies)."""
+    budget_mode: BudgetMode = "equal"
+    """Of methods that evict by score. ``"equal"``: the bytes of the head split, scores and cached
+    queries included. ``"authors"``: (1 - s)·n + sink + recent tokens in every head, the looser rule
+    of the RLKV paper's baselines. ``"fixed"``: ``budget_tokens`` at any length."""
+    budget_tokens: int = 128
+    """Tokens per KV head in the budget mode ``"fixed"``; R-KV's official default."""
+    streaming_recent: StreamingRecent = "fixed"
+    """Recent window of streaming_llm: ``"fixed"`` or, for the same bytes as other methods at the
+    same sparsity, ``"proportional"``."""
 
     def __post_init__(self) -> None:
         if self.prefill not in ("local", "full"):
             raise ConfigError(f"prefill {self.prefill!r} is unknown; use 'local' or 'full'")
         if self.draft_tokens < 0:
             raise ConfigError(f"draft_tokens {self.draft_tokens} is negative; use 0 or more")
+        if self.budget_mode not in get_args(BudgetMode):
+            raise ConfigError(
+                f"budget_mode {self.budget_mode!r} is unknown; use 'equal', 'authors' or 'fixed'"
+            )
+        if self.streaming_recent not in get_args(StreamingRecent):
+            raise ConfigError(
+                f"streaming_recent {self.streaming_recent!r} is unknown; use 'fixed' or "
+                "'proportional'"
+            )
+        if self.budget_tokens < 1:
+            raise ConfigError(f"budget_tokens {self.budget_tokens} is under 1; use 128 or so")
 
 
 class CacheMethod(ABC):
@@ -85,6 +109,16 @@ class CacheMethod(ABC):
                 )
             profile.require_match(spec, any_model=self.options.any_model)
 
+    @property
+    def chunk_exact(self) -> bool:
+        """True where a prompt fed in chunks gives what it gives in one pass."""
+        return False
+
+    @property
+    def ignores_sparsity(self) -> bool:
+        """True where the cache is the same at every sparsity, 0 included."""
+        return False
+
     @abstractmethod
     def make_layer(self, layer: int) -> CacheLayer:
         """An empty cache for full-attention layer ``layer`` (0 to ``spec.num_layers`` - 1)."""
@@ -96,6 +130,11 @@ class HeadSplitMethod(CacheMethod):
     @abstractmethod
     def full_heads(self) -> NDArray[np.bool_]:
         """(layers, kv_heads) bool: True for heads that keep the full cache."""
+
+    @property
+    def chunk_exact(self) -> bool:
+        """True unless the first pass sees more than later ones."""
+        return self.options.prefill == "local"
 
     def require_profile(self) -> HeadProfile:
         """The profile, for methods that have one."""
@@ -114,3 +153,62 @@ class HeadSplitMethod(CacheMethod):
             prefill=self.options.prefill,
             draft_tokens=self.options.draft_tokens,
         )
+
+
+class EvictingMethod(CacheMethod):
+    """A method whose heads all hold equally many tokens, the best-scored ones.
+
+    At sparsity 0 nothing is evicted, so the cache is the full one. A prompt's own pass sees all of
+    the prompt; it is cut afterwards, so that chunks of a prompt see less than one pass.
+
+    Raises:
+        ConfigError: The window is too small for what the method holds beside tokens.
+    """
+
+    slot_overhead: ClassVar[int] = 0
+    """Bytes per slot and KV head beside key and value."""
+    queries: ClassVar[int] = 0
+    """Last queries kept for scoring, in tokens."""
+    in_intervals: ClassVar[bool] = False
+    """True where a compression frees several tokens at once."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        budget: Budget,
+        profile: HeadProfile | None = None,
+        options: MethodOptions | None = None,
+    ) -> None:
+        super().__init__(spec, budget, profile, options)
+        if not self._keeps_all:
+            self.plan(0).require_room()
+
+    @property
+    def _keeps_all(self) -> bool:
+        return self.budget.sparsity == 0.0 and self.options.budget_mode != "fixed"
+
+    def plan(self, layer: int) -> SlotPlan:
+        """Slots of ``layer`` at every length."""
+        return SlotPlan(
+            self.spec,
+            self.budget,
+            layer,
+            self.options.budget_mode,
+            self.options.budget_tokens,
+            self.slot_overhead,
+            self.queries,
+            self.in_intervals,
+        )
+
+    @abstractmethod
+    def evicting_layer(self, plan: SlotPlan) -> EvictingLayer:
+        """An empty layer that holds what ``plan`` allows."""
+
+    def make_layer(self, layer: int) -> CacheLayer:
+        """See :meth:`CacheMethod.make_layer`."""
+        if self._keeps_all:
+            everything = [True] * self.spec.num_kv_heads
+            return SplitKVLayer(
+                everything, self.spec.group_size, sink=self.budget.sink, recent=self.budget.recent
+            )
+        return self.evicting_layer(self.plan(layer))

@@ -1,0 +1,1 @@
+"""Learning the gates: rollouts, loss, penalty, warm start, checkpoints and the training loop."""
