@@ -73,7 +73,8 @@ def test_chunked_prefill_equals_reference(tiny_models, name, sparsity):
 
 
 @pytest.mark.parametrize(
-    ("sink", "recent"), [(SINK, RECENT - 1), (SINK, RECENT + 1), (SINK - 1, RECENT), (SINK + 1, RECENT)]
+    ("sink", "recent"),
+    [(SINK, RECENT - 1), (SINK, RECENT + 1), (SINK - 1, RECENT), (SINK + 1, RECENT)],
 )
 def test_another_window_would_give_other_tokens(tiny_models, plain_run, sink, recent):
     requests, completions = plain_run
@@ -120,7 +121,10 @@ def test_prefix_cache_hits_keep_tokens(tiny_models, sparsity):
     model = tiny_models["qwen3"]
     first = prompts((100, 300, 900, 1500))
     # the same prompts again, the same with other endings, and a follow-up turn
-    second = [*first, *[ids[:-70] + tail for ids, tail in zip(first, prompts((90,) * 4, 5), strict=True)]]
+    second = [
+        *first,
+        *[ids[:-70] + tail for ids, tail in zip(first, prompts((90,) * 4, 5), strict=True)],
+    ]
 
     def task():
         llm = engine(model, sparsity)

@@ -234,7 +234,7 @@ def window_isa(dtype: torch.dtype, head_size: int) -> str:
 
 
 def page_shape(kv_cache: torch.Tensor) -> PageShape:
-    """Where a layer's heads lie, from its cache view (blocks, kv_heads, block tokens, 2·head_dim)."""
+    """Where a layer's heads lie, from its cache (blocks, kv_heads, block tokens, 2 * head_dim)."""
     _, heads, tokens, width = kv_cache.shape
     unit = UNIT * width
     stride = kv_cache.stride(0)

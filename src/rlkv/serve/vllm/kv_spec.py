@@ -43,7 +43,7 @@ class SinkWindowSpec(AttentionSpec):
     """Longest request, in tokens."""
 
     def blocks_in(self, tokens: int, in_flight: int) -> int:
-        """Most blocks that a request of ``tokens`` tokens holds while ``in_flight`` are computed."""
+        """Most blocks of a request of ``tokens`` tokens while ``in_flight`` are computed."""
         steady = math.ceil(self.sink / self.block_size)
         steady += math.ceil((self.recent - 1 + in_flight) / self.block_size) + 1
         return min(math.ceil(tokens / self.block_size), steady)
@@ -69,7 +69,9 @@ class SinkWindowSpec(AttentionSpec):
 class SinkWindowManager(SingleTypeKVCacheManager):
     """Block manager of the compressed heads: frees what lies between sink and recent window."""
 
-    def __init__(self, kv_cache_spec: SinkWindowSpec, block_pool: BlockPool, **options: Any) -> None:  # noqa: ANN401
+    def __init__(
+        self, kv_cache_spec: SinkWindowSpec, block_pool: BlockPool, **options: Any
+    ) -> None:
         options["max_admission_blocks_per_request"] = kv_cache_spec.blocks_in(
             kv_cache_spec.context, kv_cache_spec.in_flight
         )

@@ -1,17 +1,18 @@
 """Sink and recent window as a plain causal sliding window, by reordering blocks.
 
 A compressed head lets query q see key k iff ``k <= q and (k < sink or q - k < recent)``. Attention
-kernels offer a causal sliding window over a paged cache, but no sinks. Attention does not depend on
-the order of the keys, and positions are inside the keys already (they are cached after rotation), so
-a query's blocks may be listed in any order. With the order
+kernels offer a causal sliding window over a paged cache, but no sinks. Attention does not depend
+on the order of the keys, and positions are inside the keys already (they are cached after
+rotation), so a query's blocks may be listed in any order. With the order
 
     [recent blocks before the query's own]  [sink blocks]  [the query's block ...]
 
-the visible keys are exactly the last ``sink + recent`` slots that end at the query: the keys to hide
-lie at the far left, and leave the window one by one as the query moves. A prefill chunk is cut into
-tiles short enough that the sinks stay inside the window of every query of the tile; a decode step
-is a tile of one query. The stock kernel then needs ``window = sink + recent`` and nothing else: no
-gather, no copy of keys, no custom kernel, and blocks stay where prefix caching expects them.
+the visible keys are exactly the last ``sink + recent`` slots that end at the query: the keys to
+hide lie at the far left, and leave the window one by one as the query moves. A prefill chunk is cut
+into tiles short enough that the sinks stay inside the window of every query of the tile; a decode
+step is a tile of one query. The stock kernel then needs ``window = sink + recent`` and nothing
+else: no gather, no copy of keys, no custom kernel, and blocks stay where prefix caching expects
+them.
 
 Each (tile, kv head) is one sequence with a single KV head, so that a block may hold any number of
 heads and any multiple of ``UNIT`` tokens: kernels address ``UNIT`` tokens of one head at a time.
@@ -150,6 +151,8 @@ def _order_units(
     Args:
         first: (tiles,) int64: position of each tile's first query.
         lens: (tiles,) int64: queries of each tile.
+        sink: First tokens that stay visible.
+        recent: Last tokens that stay visible.
 
     Returns:
         (tiles, width) int64 units, the last one repeated past the end, and (tiles,) int64 lengths.
