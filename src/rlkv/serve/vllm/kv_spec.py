@@ -9,7 +9,8 @@ of the last ``recent - 1`` tokens before the hit's end, not the ones between.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 from rlkv.errors import ConfigError
+from rlkv.serve.vllm.metrics import KVUsage, UsageWriter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,8 @@ class SinkWindowSpec(AttentionSpec):
     """Tokens in a block of the full heads; 0 when the model has none."""
     context: int
     """Longest request, in tokens."""
+    pool_block_bytes: int
+    """Bytes of one block of the pool, all ranks together."""
 
     def blocks_in(self, tokens: int, in_flight: int) -> int:
         """Most blocks of a request of ``tokens`` tokens while ``in_flight`` are computed."""
@@ -70,7 +74,10 @@ class SinkWindowManager(SingleTypeKVCacheManager):
     """Block manager of the compressed heads: frees what lies between sink and recent window."""
 
     def __init__(
-        self, kv_cache_spec: SinkWindowSpec, block_pool: BlockPool, **options: Any
+        self,
+        kv_cache_spec: SinkWindowSpec,
+        block_pool: BlockPool,
+        **options: Any,  # noqa: ANN401 - handed on to vLLM's base class
     ) -> None:
         options["max_admission_blocks_per_request"] = kv_cache_spec.blocks_in(
             kv_cache_spec.context, kv_cache_spec.in_flight
@@ -78,6 +85,10 @@ class SinkWindowManager(SingleTypeKVCacheManager):
         super().__init__(kv_cache_spec, block_pool, **options)
         self.sink = kv_cache_spec.sink
         self.recent = kv_cache_spec.recent
+        self._block_bytes = kv_cache_spec.pool_block_bytes
+        self._usage = UsageWriter()
+        # blocks that requests hold in this group, with the number of holders of each
+        self._held: Counter[int] = Counter()
         _require_room(kv_cache_spec, block_pool.num_gpu_blocks - 1)
 
     def remove_skipped_blocks(
@@ -94,6 +105,75 @@ class SinkWindowManager(SingleTypeKVCacheManager):
         first = math.ceil(self.sink / self.block_size)
         last = max(0, processed_computed_tokens - self.recent + 1) // self.block_size
         self._remove_blocks_in_range(request_id, first, last)
+
+    def add_local_computed_blocks(
+        self,
+        request_id: str,
+        new_computed_blocks: Sequence[KVCacheBlock],
+        num_local_computed_tokens: int,
+        num_external_computed_tokens: int,
+    ) -> None:
+        """Adds the blocks of a prefix-cache hit to a request."""
+        super().add_local_computed_blocks(
+            request_id, new_computed_blocks, num_local_computed_tokens, num_external_computed_tokens
+        )
+        self._hold(new_computed_blocks)
+
+    def allocate_new_blocks(
+        self, request_id: str, num_tokens: int, num_tokens_main_model: int
+    ) -> list[KVCacheBlock]:
+        """Takes blocks from the pool so that a request has room for ``num_tokens``."""
+        blocks = super().allocate_new_blocks(request_id, num_tokens, num_tokens_main_model)
+        self._hold(blocks)
+        return blocks
+
+    def _remove_blocks_in_range(self, request_id: str, first_block: int, last_block: int) -> None:
+        blocks = self.req_to_blocks.get(request_id, [])
+        freed: list[KVCacheBlock] = []
+        # backwards to the first null block, as the base class walks: cost does not grow with length
+        for index in range(min(last_block, len(blocks)) - 1, first_block - 1, -1):
+            if blocks[index].is_null:
+                break
+            freed.append(blocks[index])
+        super()._remove_blocks_in_range(request_id, first_block, last_block)
+        self._release(freed)
+
+    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
+        """Takes a finished request off the books."""
+        blocks = super().pop_blocks_for_free(request_id)
+        self._release(blocks)
+        return blocks
+
+    def free(self, request_id: str) -> None:
+        """Frees a finished request; its full heads were freed just before."""
+        super().free(request_id)
+        self._publish()
+
+    def new_step_starts(self) -> None:
+        """Called once a scheduler step."""
+        self._publish()
+
+    def _hold(self, blocks: Iterable[KVCacheBlock]) -> None:
+        self._held.update(block.block_id for block in blocks if not block.is_null)
+
+    def _release(self, blocks: Iterable[KVCacheBlock]) -> None:
+        for block in blocks:
+            if not block.is_null:
+                self._held[block.block_id] -= 1
+                if not self._held[block.block_id]:
+                    del self._held[block.block_id]
+
+    def _publish(self) -> None:
+        pool = self.block_pool
+        used = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
+        compressed = len(self._held)
+        self._usage.write(
+            KVUsage(
+                (used - compressed) * self._block_bytes,
+                compressed * self._block_bytes,
+                len(self.req_to_blocks),
+            )
+        )
 
     @classmethod
     def find_longest_cache_hit(

@@ -12,8 +12,10 @@ def register() -> None:
     from vllm import ModelRegistry
 
     from rlkv.serve.vllm.kv_spec import register_spec
+    from rlkv.serve.vllm.metrics import publish_usage
 
     register_spec()
+    publish_usage()
     for name in ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"):
         # by name, so that the model's module is imported only where a model is built
         ModelRegistry.register_model(name, f"rlkv.serve.vllm.models:RLKV{name}")

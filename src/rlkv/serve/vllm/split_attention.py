@@ -69,6 +69,11 @@ class WindowHeads(Attention):
             in_flight=vllm_config.max_in_flight_tokens,
             full_block=geometry.full_block if geometry.full_heads else 0,
             context=vllm_config.model_config.max_model_len,
+            pool_block_bytes=geometry.block_rows
+            * 2
+            * self.head_size
+            * self.kv_cache_torch_dtype.itemsize
+            * vllm_config.parallel_config.tensor_parallel_size,
         )
         return _padded(spec) if self._is_padded else spec
 
