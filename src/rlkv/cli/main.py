@@ -16,16 +16,26 @@ from tyro.conf import subcommand
 
 from rlkv import __version__
 from rlkv.cli.bench import Bench
+from rlkv.cli.eval import Eval
 from rlkv.cli.fetch import Fetch
+from rlkv.cli.generate import Generate
+from rlkv.cli.listing import List
 from rlkv.cli.plan import Plan
+from rlkv.cli.profile import Profile
+from rlkv.cli.score import Score
 from rlkv.cli.serve import Serve
 from rlkv.errors import ConfigError, RLKVError, UnknownNameError
 
 Command = (
-    Annotated[Fetch, subcommand("fetch")]
-    | Annotated[Bench, subcommand("bench")]
-    | Annotated[Plan, subcommand("plan")]
+    Annotated[Generate, subcommand("generate")]
+    | Annotated[Eval, subcommand("eval")]
+    | Annotated[Score, subcommand("score")]
+    | Annotated[Profile, subcommand("profile")]
     | Annotated[Serve, subcommand("serve")]
+    | Annotated[Plan, subcommand("plan")]
+    | Annotated[Bench, subcommand("bench")]
+    | Annotated[List, subcommand("list")]
+    | Annotated[Fetch, subcommand("fetch")]
 )
 
 DONE, FAILED, USAGE = 0, 1, 2

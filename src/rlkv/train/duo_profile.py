@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from rlkv.core.head_profile import HeadProfile
 from rlkv.core.model_spec import ModelSpec
 from rlkv.errors import ConfigError, DataError
 from rlkv.gates import Gates
 from rlkv.hf.attach import attach_gates, spec_of
+from rlkv.hf.loading import PreTrainedModel
 
 Encode = Callable[[str], list[int]]
 """Text to token ids, without special tokens."""

@@ -16,7 +16,6 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from rlkv.attention.grouped import HeadGroup
 from rlkv.cache.split import SplitKVLayer
@@ -26,6 +25,7 @@ from rlkv.errors import ConfigError, DataError
 from rlkv.hf.attach import attach_layers, spec_of
 from rlkv.hf.cache_adapter import RLKVCache
 from rlkv.hf.compat import with_cache
+from rlkv.hf.loading import PreTrainedModel
 
 INSTRUCTION = "\n\nRepeat the previous context exactly.\n\n"
 _OVERLAP = 8  # last tokens of the previous chunk, that tell where to go on
