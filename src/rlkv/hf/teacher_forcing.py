@@ -102,9 +102,7 @@ class TeacherForcing:
 
         return torch.cat(list(self._by_chunk(score, hidden, targets)))
 
-    def sampling_log_probs(
-        self, hidden: Tensor, targets: Tensor, params: SamplingParams
-    ) -> Tensor:
+    def sampling_log_probs(self, hidden: Tensor, targets: Tensor, params: SamplingParams) -> Tensor:
         """Same under the distribution that tokens are drawn from, top-p and top-k included."""
 
         def score(states: Tensor, chosen: Tensor) -> Tensor:

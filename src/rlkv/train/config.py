@@ -73,6 +73,8 @@ class LossConfig:
     """Tokens with a larger weight than this are left out, where ``decoupled``."""
     updates: int = 1
     """Optimizer steps per batch of rollouts."""
+    token_mean: Literal["live", "all"] = "live"
+    """Tokens that the loss is a mean over: those of groups with a signal, or all (the paper)."""
     micro_rows: int = 16
     """Sequences in one forward and backward pass."""
     gradient_checkpointing: bool = False
@@ -100,7 +102,7 @@ class PenaltyConfig:
     fixed_weight: float = 1.2
     """c of the fixed penalty; 1.2 is the adaptive one at a mean reward of 0.79."""
     scope: Scope = "batch"
-    """Mean reward of the batch (the authors' code) or of each group, then averaged (paper eq. 4)."""
+    """Mean reward of the batch (the authors' code), or of each group, then averaged (eq. 4)."""
 
     def __post_init__(self) -> None:
         if self.beta < 0 or self.fixed_weight < 0 or not 0.0 <= self.tau <= 1.0:

@@ -24,7 +24,7 @@ def adaptive_weight(mean_reward: float, tau: float) -> float:
 
 
 def penalty_weight(groups: Sequence[Sequence[float]], config: PenaltyConfig) -> float:
-    """c of a step, from the rewards of all its groups, those without a signal included.
+    """C of a step, from the rewards of all its groups, those without a signal included.
 
     Args:
         groups: Rewards in [0, 1], one sequence a group.

@@ -1,10 +1,11 @@
 """Rollouts: completions of the gated model, with their reward.
 
 Generated tasks: the engine writes a group of completions per prompt through mixed attention, the
-task's verifier scores the text. Forced tasks: the gold completion is fed in once, every scored token
-is drawn from the gated model given the gold tokens before it, and each span is a rollout of its own
-whose reward is 1 where all of its tokens are gold. Spans are independent given the gold context, so
-comparing draws of one span, not of a whole answer, is the same gradient with less noise.
+task's verifier scores the text. Forced tasks: the gold completion is fed in once, every scored
+token is drawn from the gated model given the gold tokens before it, and each span is a rollout of
+its own whose reward is 1 where all of its tokens are gold. Spans are independent given the gold
+context, so comparing draws of one span, not of a whole answer, is the same gradient with less
+noise.
 """
 
 from __future__ import annotations
@@ -138,3 +139,28 @@ def _drawn(
             ]
         )
     return groups
+
+
+def forced_rewards(
+    scorer: TeacherForcing, problems: Sequence[Problem], *, micro_rows: int
+) -> list[float]:
+    """Share of each problem's spans whose every token the attached model would write greedily."""
+    rewards: list[float] = []
+    for start in range(0, len(problems), micro_rows):
+        chunk = problems[start : start + micro_rows]
+        traces = [Trace(p.prompt_ids + p.gold_ids, p.scored) for p in chunk]
+        with torch.inference_mode():
+            chosen = scorer.choices(scorer.hidden(traces)).tolist()
+        for problem, trace in zip(chunk, traces, strict=True):
+            own, chosen = chosen[: len(trace.positions)], chosen[len(trace.positions) :]
+            rewards.append(_share_right(problem, own))
+    return rewards
+
+
+def _share_right(problem: Problem, chosen: Sequence[int]) -> float:
+    right, place = 0, 0
+    for first, last in problem.spans:
+        found = list(chosen[place : place + last - first])
+        right += found == list(problem.gold_ids[first:last])
+        place += last - first
+    return right / len(problem.spans)
