@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-from types import MappingProxyType
 
-import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -75,8 +73,6 @@ class ForcedToyTask(Task):
                 if place % 2:
                     spans.append((len(answer), len(answer) + len(word)))
                 answer += word + " "
-            yield Example(f"{split}-{number}", prompt, answer.strip(), tuple(spans), MappingProxyType({}))
-
-
-def uniform(shape: tuple[int, int], value: float = 1.0):
-    return torch.full(shape, value).numpy()
+            yield Example(
+                f"{split}-{number}", prompt, answer.strip(), tuple(spans), MappingProxyType({})
+            )

@@ -19,6 +19,7 @@ from rlkv.cli.bench import Bench
 from rlkv.cli.fetch import Fetch
 from rlkv.cli.plan import Plan
 from rlkv.cli.serve import Serve
+from rlkv.cli.train import Train
 from rlkv.errors import ConfigError, RLKVError, UnknownNameError
 
 Command = (
