@@ -73,6 +73,4 @@ class ForcedToyTask(Task):
                 if place % 2:
                     spans.append((len(answer), len(answer) + len(word)))
                 answer += word + " "
-            yield Example(
-                f"{split}-{number}", prompt, answer.strip(), tuple(spans), MappingProxyType({})
-            )
+            yield Example(f"{split}-{number}", prompt, answer.strip(), tuple(spans))
