@@ -11,13 +11,18 @@ from torch import Tensor
 
 from rlkv.cache.layer import tensor_bytes
 
-_SPARE_SHARE = 128
+SPARE_SHARE = 128
 
 
 class GrowingBuffer:
-    """Keys and values of some heads, all tokens kept."""
+    """Keys and values of some heads, all tokens kept.
 
-    def __init__(self) -> None:
+    Args:
+        spare_share: One in how many tokens is spare room; fewer copies the smaller it is.
+    """
+
+    def __init__(self, spare_share: int = SPARE_SHARE) -> None:
+        self.spare_share = spare_share
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
         self.length = 0
@@ -40,7 +45,7 @@ class GrowingBuffer:
             self.length = needed
             return self.keys, self.values
         if self.keys.shape[2] < needed:
-            capacity = needed + needed // _SPARE_SHARE
+            capacity = needed + needed // self.spare_share
             self.keys = self._grown(self.keys, capacity)
             self.values = self._grown(self.values, capacity)
         self.keys[:, :, self.length : needed] = keys

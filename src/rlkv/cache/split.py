@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlkv.attention.grouped import HeadGroup, HeadIndex
 from rlkv.attention.step import Step
-from rlkv.cache.growing import GrowingBuffer
+from rlkv.cache.growing import SPARE_SHARE, GrowingBuffer
 from rlkv.cache.layer import CacheLayer, head_index, query_head_index
 from rlkv.cache.ring import RingBuffer
 
@@ -31,6 +31,7 @@ class SplitKVLayer(CacheLayer):
             ``"full"``: in the first pass every head sees the whole prompt (the paper's choice), and
             local heads are cut afterwards.
         draft_tokens: Tokens that generation may take back (prompt-lookup decoding).
+        spare_share: One in how many tokens of full heads is spare room.
     """
 
     def __init__(
@@ -42,13 +43,14 @@ class SplitKVLayer(CacheLayer):
         recent: int,
         prefill: PrefillMode = "local",
         draft_tokens: int = 0,
+        spare_share: int = SPARE_SHARE,
     ) -> None:
         super().__init__()
         full = [head for head, keep in enumerate(is_full) if keep]
         local = [head for head, keep in enumerate(is_full) if not keep]
         self.num_kv_heads = len(is_full)
         self.prefill: PrefillMode = prefill
-        self.full = GrowingBuffer() if full else None
+        self.full = GrowingBuffer(spare_share) if full else None
         self.ring = RingBuffer(sink, recent, draft_tokens) if local else None
         if full:
             self._full_kv = head_index(full, self.num_kv_heads)

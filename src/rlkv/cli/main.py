@@ -24,6 +24,7 @@ from rlkv.cli.plan import Plan
 from rlkv.cli.profile import Profile
 from rlkv.cli.score import Score
 from rlkv.cli.serve import Serve
+from rlkv.cli.train import Train
 from rlkv.errors import ConfigError, RLKVError, UnknownNameError
 
 Command = (

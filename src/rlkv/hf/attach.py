@@ -41,6 +41,9 @@ from rlkv.hf.support import require_supported
 from rlkv.methods.base import CacheMethod, MethodOptions
 from rlkv.registry import METHODS
 
+_TRAINING_SPARE = 2
+"""Spare room of caches in training, where speed counts and no bytes are reported."""
+
 
 class Session:
     """A model while RLKV is attached to it.
@@ -203,7 +206,9 @@ def attach_gates(
 
     def make_layer(layer: int) -> CacheLayer:
         everything = [True] * spec.num_kv_heads
-        return SplitKVLayer(everything, spec.group_size, sink=sink, recent=recent)
+        return SplitKVLayer(
+            everything, spec.group_size, sink=sink, recent=recent, spare_share=_TRAINING_SPARE
+        )
 
     with _attached(model, spec, make_layer, gates=gates, sink=sink, recent=recent) as session:
         yield session

@@ -1,0 +1,183 @@
+"""``rlkv train``: learn which KV heads a model needs for a task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import tyro
+
+if TYPE_CHECKING:
+    from rlkv.hf.loading import LoadedModel
+    from rlkv.tasks.base import Task
+    from rlkv.train.config import TrainConfig
+    from rlkv.train.trainer import TrainResult
+
+
+@dataclass(frozen=True)
+class Train:
+    """Learn a head profile; writes profile, metrics and checkpoint to a folder."""
+
+    recipe: tyro.conf.Positional[Path | None] = None
+    """TOML file with settings; options given here come on top."""
+    model: str | None = None
+    """Model: embedded, smollm2, a local folder, or a hub id; default: the task's."""
+    task: str | None = None
+    """Task to learn on, see `rlkv list tasks`."""
+    output: Path | None = None
+    """Folder for profile.json, metrics.jsonl and the checkpoint."""
+    objective: Literal["default", "paper", "warm", "ablation"] | None = None
+    """default: dense warm start, then GRPO; paper: the published recipe; warm: warm start alone;
+    ablation: leave one head out, no training."""
+    steps: int | None = None
+    """GRPO steps."""
+    seed: int | None = None
+    """Seed of everything."""
+    sparsity: float | None = None
+    """Sparsity the profile is meant for: the binary model is measured at it while training."""
+    data: str | None = None
+    """Local JSON-lines file that replaces the task's data."""
+    dtype: str | None = None
+    """Type of the weights: auto, float32, bfloat16 or float16."""
+    device: str = "cpu"
+    """Device of the model, such as cuda."""
+    set: tuple[str, ...] = ()
+    """Further settings, such as penalty.beta=0.01; `--dry-run --json` lists them all."""
+    backend: Literal["local", "ray"] = "local"
+    """Who works: this process, or Ray workers."""
+    workers: int = 2
+    """Ray workers."""
+    address: str | None = None
+    """Ray cluster to join, such as auto; default: start one here."""
+    resume: bool = False
+    """Go on from the checkpoint in the output folder."""
+    dry_run: bool = False
+    """Check everything and print what the run will cost; loads no weights."""
+    json: bool = False
+    """Print one JSON list instead of text."""
+
+    def run(self) -> int:
+        """Trains and prints a summary; returns the exit status."""
+        config = self._config()
+        task = _task_of(config)
+        if self.dry_run:
+            return self._estimate(config, task)
+        output = self._output(config)
+        from rlkv.hf.loading import load_model, model_spec
+
+        _require_fitting(config, model_spec(config.model))
+        loaded = load_model(config.model, dtype=config.dtype, device=self.device)  # type: ignore[arg-type]
+        result = self._train(config, loaded, task, output)
+        self._print(config, result, output)
+        return 0
+
+    def _config(self) -> TrainConfig:
+        """Recipe, then options, then ``--set``; checked."""
+        from rlkv.registry import TASKS
+        from rlkv.train.recipe import build_config, merge, parse_settings, read_recipe
+
+        values: dict[str, Any] = read_recipe(self.recipe) if self.recipe else {}
+        named = ("model", "task", "objective", "steps", "seed", "data", "dtype")
+        given = {name: getattr(self, name) for name in named if getattr(self, name) is not None}
+        values = merge(merge(values, given), parse_settings(self.set))
+        if self.sparsity is not None:
+            values = merge(values, {"monitor": {"sparsity": self.sparsity}})
+        if "model" not in values and isinstance(values.get("task"), str):
+            default = getattr(TASKS.load(values["task"]), "default_model", None)
+            values = {**values, "model": default} if default else values
+        return build_config(values)
+
+    def _output(self, config: TrainConfig) -> Path:
+        """The output folder, writable, and free unless a run is resumed."""
+        from rlkv.core.files import require_writable_folder
+        from rlkv.errors import CheckpointError, ConfigError
+
+        name = Path(config.model).name
+        folder = self.output or Path("runs") / f"{name}-{config.task}-{config.objective}"
+        require_writable_folder(folder)
+        has_run = (folder / "checkpoint.safetensors").exists()
+        if self.resume and not has_run:
+            raise CheckpointError(
+                f"{folder} holds no checkpoint to resume from; leave out --resume, or pass the "
+                "--output of the run to go on with"
+            )
+        if has_run and not self.resume:
+            raise ConfigError(
+                f"{folder} holds a training run already; pass --resume to go on with it, or "
+                "another --output"
+            )
+        return folder
+
+    def _train(
+        self, config: TrainConfig, loaded: LoadedModel, task: Task, output: Path
+    ) -> TrainResult:
+        from rlkv.train.trainer import Trainer
+        from rlkv.train.watch import LiveWatch
+
+        backend = None
+        if self.backend == "ray":
+            from rlkv.train.backends.ray import RayBackend
+
+            backend = RayBackend(
+                config, workers=self.workers, address=self.address, device=self.device
+            )
+        watch = LiveWatch()
+        try:
+            trainer = Trainer(config, loaded, task, output=output, backend=backend, watch=watch)
+            return trainer.run(resume=self.resume)
+        finally:
+            watch.finished()
+            if backend is not None:
+                backend.close()
+
+    def _print(self, config: TrainConfig, result: TrainResult, output: Path) -> None:
+        from rlkv.cli.output import print_rows
+
+        last = next((r for r in reversed(result.metrics) if r["binary_reward"] is not None), None)
+        row = {
+            "model": result.profile.spec.model_id,
+            "task": config.task,
+            "objective": config.objective,
+            "seed": config.seed,
+            "steps": result.progress.total_steps,
+            "generated_tokens": result.progress.generated_tokens,
+            "trained_tokens": result.progress.trained_tokens,
+            "seconds": round(result.progress.seconds, 1),
+            "mean_gate": round(float(result.profile.scores.mean()), 4),
+            "sparsity": config.monitor.sparsity,
+            "binary_reward": last["binary_reward"] if last else None,
+            "profile": str(output / "profile.json"),
+        }
+        if self.json:
+            print_rows([row], as_json=True)
+            return
+        for name, value in row.items():
+            print(f"{name:<17} {value}")
+
+    def _estimate(self, config: TrainConfig, task: Task) -> int:
+        from rlkv.cli.output import print_rows
+        from rlkv.train.estimate import estimate
+
+        found = estimate(config, task)
+        if self.json:
+            print_rows([found], as_json=True)
+            return 0
+        for name, value in found.items():
+            if name != "config":
+                print(f"{name:<22} {value:,}" if isinstance(value, int) else f"{name:<22} {value}")
+        return 0
+
+
+def _task_of(config: TrainConfig) -> Task:
+    from rlkv.registry import TASKS
+
+    return TASKS.load(config.task)(config.data)
+
+
+def _require_fitting(config: TrainConfig, spec: object) -> None:
+    """Checks what can be checked before weights load."""
+    from rlkv.core.budget import Budget
+
+    Budget(config.monitor.sparsity, config.sink, config.recent)
+    next(iter(_task_of(config).examples(1, split="train")), None)

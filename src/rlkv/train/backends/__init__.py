@@ -1,0 +1,1 @@
+"""Who runs units of work: this process, or workers on any number of machines."""

@@ -1,0 +1,66 @@
+"""The paper's recipe as settings, and the settings of each objective.
+
+Sources: paper section 4 and appendix B, and the authors' configs. Where they differ: the paper
+normalises advantages and takes mean reward within groups, the code over the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlkv.train.config import (
+    DistillConfig,
+    LossConfig,
+    MonitorConfig,
+    Objective,
+    OptimizerConfig,
+    PenaltyConfig,
+    RolloutConfig,
+    TrainConfig,
+)
+
+PAPER_STRATA = DistillConfig(
+    enabled=True, edges=(2048, 4096, 6144, 8192), quotas=(600, 600, 1000, 800)
+)
+"""3,000 problems by response length in tokens: 0-2k, 2-4k, 4-6k, 6-8k."""
+
+
+def preset(model: str, task: str, objective: Objective = "default") -> TrainConfig:
+    """The settings that an objective starts from."""
+    if objective == "paper":
+        return paper(model, task)
+    return TrainConfig(model, task, objective)
+
+
+def paper(model: str, task: str) -> TrainConfig:
+    """185 steps of 32 prompts x 4 completions at 128 + 256 tokens of window."""
+    return TrainConfig(
+        model,
+        task,
+        objective="paper",
+        steps=185,
+        sink=128,
+        recent=256,
+        rollout=RolloutConfig(
+            prompts_per_step=32,
+            group_size=4,
+            prompts_per_unit=8,
+            redraws=0,
+            live_share=0.0,
+            problems=3000,
+        ),
+        loss=LossConfig(clip=0.4, token_mean="all"),
+        penalty=PenaltyConfig(beta=1e-3, tau=0.5),
+        optimizer=OptimizerConfig(learning_rate=1e-2, weight_decay=0.017, max_grad_norm=1.0),
+        distill=DistillConfig(enabled=True),
+        monitor=MonitorConfig(every=0),
+    )
+
+
+def authors(config: TrainConfig) -> TrainConfig:
+    """``config`` with what the authors' code does: batch-wide advantages, decoupled loss."""
+    return replace(
+        config,
+        loss=replace(config.loss, advantage="batch", decoupled=True, max_weight=5.0),
+        penalty=replace(config.penalty, scope="batch"),
+    )

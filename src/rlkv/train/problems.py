@@ -1,0 +1,100 @@
+"""Problem: a tokenized example, all that a unit of work needs to know; small and picklable."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rlkv.core.engine import Prompt
+from rlkv.errors import ConfigError, DataError
+from rlkv.hf.engine import encode_chat
+from rlkv.hf.loading import LoadedModel
+from rlkv.tasks.base import Example, Split, Task
+from rlkv.tasks.forced import span_token_ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One example of a task, tokenized for one model."""
+
+    key: str
+    """Id of the example; draws are seeded by it."""
+    prompt_ids: tuple[int, ...]
+    """Tokens of the prompt, chat template applied."""
+    answer: str
+    """What the verifier compares with."""
+    gold_ids: tuple[int, ...] = ()
+    """Forced tasks: tokens of the gold completion."""
+    spans: tuple[tuple[int, int], ...] = ()
+    """Forced tasks: [start, end) tokens of ``gold_ids`` that are scored."""
+
+    @property
+    def prompt(self) -> Prompt:
+        """The prompt, for an engine."""
+        return Prompt(self.key, self.prompt_ids)
+
+    @property
+    def scored(self) -> tuple[int, ...]:
+        """Forced tasks: scored positions within prompt and gold completion."""
+        start = len(self.prompt_ids)
+        return tuple(start + i for first, last in self.spans for i in range(first, last))
+
+
+def tokenize(loaded: LoadedModel, task: Task, examples: Iterable[Example]) -> list[Problem]:
+    """Problems of ``examples``, in order."""
+    problems = []
+    for example in examples:
+        prompt = encode_chat(loaded, example.id, task.messages(example))
+        gold: tuple[int, ...] = ()
+        spans: tuple[tuple[int, int], ...] = ()
+        if task.mode == "forced":
+            encoded = loaded.tokenizer(
+                example.answer, add_special_tokens=False, return_offsets_mapping=True
+            )
+            ranges = span_token_ranges(encoded["offset_mapping"], example.spans)
+            gold = tuple(encoded["input_ids"])
+            spans = tuple((r.start, r.stop) for r in ranges)
+        problems.append(Problem(example.id, prompt.token_ids, example.answer, gold, spans))
+    return problems
+
+
+def load_problems(
+    loaded: LoadedModel, task: Task, limit: int, *, seed: int, split: Split = "train"
+) -> list[Problem]:
+    """Up to ``limit`` problems of a split.
+
+    Raises:
+        DataError: The split is empty.
+    """
+    problems = tokenize(loaded, task, task.examples(limit, seed=seed, split=split))
+    if not problems:
+        raise DataError(f"task {task.name} has no {split} example; pass another --data file")
+    return problems
+
+
+class ProblemStream:
+    """Endless problems in seeded order: every problem once, then all again in another order.
+
+    Args:
+        problems: What to draw from.
+        seed: Seed of the order.
+    """
+
+    def __init__(self, problems: list[Problem], seed: int) -> None:
+        if not problems:
+            raise ConfigError("there is no problem to train on; raise rollout.problems")
+        self.problems, self.seed = problems, seed
+        self._epoch, self._order = -1, list[int]()
+
+    def take(self, start: int, count: int) -> list[Problem]:
+        """Problems number ``start`` to ``start + count`` of the stream."""
+        return [self._at(index) for index in range(start, start + count)]
+
+    def _at(self, index: int) -> Problem:
+        epoch, place = divmod(index, len(self.problems))
+        if epoch != self._epoch:
+            self._order = list(range(len(self.problems)))
+            random.Random(f"{self.seed}/order/{epoch}").shuffle(self._order)
+            self._epoch = epoch
+        return self.problems[self._order[place]]
