@@ -19,7 +19,7 @@ class Aime24(PublishedTask):
 
     name: ClassVar[str] = "aime24"
     dataset: ClassVar[DatasetRef] = DatasetRef(
-        "HuggingFaceH4/aime_2024", "e6cf0cd64082ada1c025717826bd40e155b1ec81", "train"
+        "HuggingFaceH4/aime_2024", "2fe88a2f1091d5048c0f36abc874fb997b3dd99a", "train"
     )
     max_new_tokens: ClassVar[int] = 16384
     max_total_tokens: ClassVar[int | None] = 16384
