@@ -33,6 +33,10 @@ class ReverseWord(Task):
                 answer=word[::-1],
             )
 
+    def gold_completion(self, example: Example) -> str:
+        """A completion that must score 1; the contract tests use it."""
+        return f"Answer: {example.answer}"
+
 
 def main() -> None:
     """Prints one example and the score of its right answer."""

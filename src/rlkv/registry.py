@@ -86,7 +86,7 @@ class Registry:
         spec = find_spec(self.package)
         folders = spec.submodule_search_locations if spec else None
         files = [path for folder in folders or [] for path in Path(folder).glob("*.py")]
-        hidden = {"base", "__init__"}
+        hidden = {"base", "forced", "__init__"}  # shared by entries, not entries themselves
         return {f.stem: f for f in files if f.stem not in hidden and not f.stem.startswith("_")}
 
     def _third_party(self):  # noqa: ANN202 - EntryPoint mapping, private

@@ -18,7 +18,9 @@ class Aime24(PublishedTask):
     """The two AIME exams of 2024."""
 
     name: ClassVar[str] = "aime24"
-    dataset: ClassVar[DatasetRef] = DatasetRef("HuggingFaceH4/aime_2024", "main", "train")
+    dataset: ClassVar[DatasetRef] = DatasetRef(
+        "HuggingFaceH4/aime_2024", "2fe88a2f1091d5048c0f36abc874fb997b3dd99a", "train"
+    )
     max_new_tokens: ClassVar[int] = 16384
     max_total_tokens: ClassVar[int | None] = 16384
 

@@ -82,6 +82,10 @@ class Chain(Task):
         source = self._stored() if self.data else self._generated(seed, split)
         return itertools.islice(source, limit)
 
+    def gold_completion(self, example: Example) -> str:
+        """See :class:`rlkv.tasks.base.Task`."""
+        return str(example.meta.get("chain", f"{ANSWER_MARKER}{example.answer}"))
+
     def _generated(self, seed: int, split: Split) -> Iterator[Example]:
         rng = random.Random(f"chain-{self.num_variables}-{split}-{seed}")
         seen: set[str] = set()

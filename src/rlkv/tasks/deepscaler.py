@@ -19,7 +19,9 @@ class DeepScaler(PublishedTask):
 
     name: ClassVar[str] = "deepscaler"
     dataset: ClassVar[DatasetRef] = DatasetRef(
-        "agentica-org/DeepScaleR-Preview-Dataset", "main", "train"
+        "agentica-org/DeepScaleR-Preview-Dataset",
+        "b6ae8c60f5c1f2b594e2140b91c49c9ad0949e29",
+        "train",
     )
     train_split: ClassVar[str | None] = "train"
     max_new_tokens: ClassVar[int] = 7168

@@ -18,7 +18,9 @@ class Gsm8k(PublishedTask):
     """Grade-school word problems."""
 
     name: ClassVar[str] = "gsm8k"
-    dataset: ClassVar[DatasetRef] = DatasetRef("openai/gsm8k", "main", "test", config="main")
+    dataset: ClassVar[DatasetRef] = DatasetRef(
+        "openai/gsm8k", "740312add88f781978c0658806c59bc2815b9866", "test", config="main"
+    )
     train_split: ClassVar[str | None] = "train"
     max_new_tokens: ClassVar[int] = 8192
     max_total_tokens: ClassVar[int | None] = 8192

@@ -18,7 +18,9 @@ class Math500(PublishedTask):
     """Competition problems with LaTeX answers."""
 
     name: ClassVar[str] = "math500"
-    dataset: ClassVar[DatasetRef] = DatasetRef("HuggingFaceH4/MATH-500", "main", "test")
+    dataset: ClassVar[DatasetRef] = DatasetRef(
+        "HuggingFaceH4/MATH-500", "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be", "test"
+    )
     max_new_tokens: ClassVar[int] = 8192
     max_total_tokens: ClassVar[int | None] = 8192
 

@@ -43,7 +43,10 @@ class Mbpp(PublishedTask):
 
     name: ClassVar[str] = "mbpp"
     dataset: ClassVar[DatasetRef] = DatasetRef(
-        "google-research-datasets/mbpp", "main", "test", config="full"
+        "google-research-datasets/mbpp",
+        "4bb6404fdc6cacfda99d4ac4205087b89d32030c",
+        "test",
+        config="full",
     )
     train_split: ClassVar[str | None] = "train"
     max_new_tokens: ClassVar[int] = 8192

@@ -35,7 +35,9 @@ class MmluPro(PublishedTask):
     """Ten-option questions in four subjects."""
 
     name: ClassVar[str] = "mmlu_pro"
-    dataset: ClassVar[DatasetRef] = DatasetRef("TIGER-Lab/MMLU-Pro", "main", "test")
+    dataset: ClassVar[DatasetRef] = DatasetRef(
+        "TIGER-Lab/MMLU-Pro", "527feea0afed1de15a8c115abf7be4c912123315", "test"
+    )
     categories: ClassVar[tuple[str, ...]] = CATEGORIES
     """The categories asked."""
     published_extraction: ClassVar[bool] = False

@@ -13,6 +13,7 @@ import builtins
 import math
 import operator
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 from rlkv.errors import DataError
@@ -91,12 +92,13 @@ def split_assert(source: str) -> SplitAssert:
         raise DataError(f"test {source[:80]!r} is not Python ({error}); fix the data") from error
     if len(body) != 1 or not isinstance(body[0], ast.Assert):
         raise DataError(f"test {source[:80]!r} is not one assert statement; fix the data")
+    copy = deepcopy(body[0].test)  # a splitter changes the tree it is given
     splitter = _Splitter(_PURE)
-    residue = splitter.visit(body[0].test)
+    residue = splitter.residue(body[0].test)
     if not splitter.expressions:
         # MBPP has programs named like a built-in: ``assert sum(10, 15) == 6``
         splitter = _Splitter(())
-        residue = splitter.visit(ast.parse(source.strip()).body[0].test)  # type: ignore[attr-defined]
+        residue = splitter.residue(copy)
     split = SplitAssert(tuple(splitter.expressions), residue)
     if not split.expressions:
         raise DataError(f"test {source[:80]!r} calls nothing of the code under test; fix the data")
@@ -122,6 +124,11 @@ class _Splitter(ast.NodeTransformer):
     def __init__(self, trusted: Sequence[str]) -> None:
         self.trusted = (*trusted, "math")
         self.expressions: list[str] = []
+
+    def residue(self, test: ast.expr) -> ast.expr:
+        """What is left of ``test``; the parts taken out are in ``expressions``."""
+        left = self.visit(test)
+        return left if isinstance(left, ast.expr) else test
 
     def visit(self, node: ast.AST) -> ast.AST:
         if isinstance(node, (ast.Call, ast.Attribute, ast.Subscript, ast.Name)):
