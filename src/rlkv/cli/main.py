@@ -23,7 +23,8 @@ from rlkv.cli.train import Train
 from rlkv.errors import ConfigError, RLKVError, UnknownNameError
 
 Command = (
-    Annotated[Fetch, subcommand("fetch")]
+    Annotated[Train, subcommand("train")]
+    | Annotated[Fetch, subcommand("fetch")]
     | Annotated[Bench, subcommand("bench")]
     | Annotated[Plan, subcommand("plan")]
     | Annotated[Serve, subcommand("serve")]
