@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_CHUNK_ELEMENTS = 1 << 19
-"""Scores held at once, unless a single row needs more."""
+_CHUNK_ELEMENTS = {"cpu": 1 << 19}
+"""Scores held at once by kind of device: on a CPU what its cache holds."""
+_CHUNK_ELSEWHERE = 1 << 27
+_LEAST_BLOCK = 128
 
 
 def mixed_attention(
@@ -48,6 +50,16 @@ def mixed_attention(
     out = _MixedAttention.apply(queries, keys, values, alpha, full_bias, local_bias, scale)
     assert isinstance(out, Tensor)
     return out
+
+
+def chunk_elements(device: torch.device) -> int:
+    """Scores that attention holds at once on ``device``, in numbers."""
+    return _CHUNK_ELEMENTS.get(device.type, _CHUNK_ELSEWHERE)
+
+
+def query_block(query_heads: int, tokens: int, device: torch.device) -> int:
+    """Queries to attend with in one call, so that one row's scores are few enough to hold."""
+    return max(_LEAST_BLOCK, chunk_elements(device) // (query_heads * tokens))
 
 
 class _MixedAttention(torch.autograd.Function):
@@ -121,7 +133,7 @@ class _MixedAttention(torch.autograd.Function):
 def _chunks(queries: Tensor, keys: Tensor) -> list[slice]:
     """Slices of batch rows whose scores are few enough to hold."""
     batch, query_heads, num_queries, _ = queries.shape
-    step = max(1, _CHUNK_ELEMENTS // (query_heads * num_queries * keys.shape[2]))
+    step = max(1, chunk_elements(keys.device) // (query_heads * num_queries * keys.shape[2]))
     return [slice(start, min(start + step, batch)) for start in range(0, batch, step)]
 
 

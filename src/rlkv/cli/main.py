@@ -22,13 +22,16 @@ from rlkv.cli.generate import Generate
 from rlkv.cli.listing import List
 from rlkv.cli.plan import Plan
 from rlkv.cli.profile import Profile
+from rlkv.cli.quickstart import Quickstart
 from rlkv.cli.score import Score
 from rlkv.cli.serve import Serve
 from rlkv.cli.train import Train
 from rlkv.errors import ConfigError, RLKVError, UnknownNameError
 
 Command = (
-    Annotated[Generate, subcommand("generate")]
+    Annotated[Quickstart, subcommand("quickstart")]
+    | Annotated[Train, subcommand("train")]
+    | Annotated[Generate, subcommand("generate")]
     | Annotated[Eval, subcommand("eval")]
     | Annotated[Score, subcommand("score")]
     | Annotated[Profile, subcommand("profile")]

@@ -165,7 +165,7 @@ class Train:
             return 0
         for name, value in found.items():
             if name != "config":
-                print(f"{name:<22} {value:,}" if isinstance(value, int) else f"{name:<22} {value}")
+                print(f"{name:<22} {value:,}" if type(value) is int else f"{name:<22} {value}")
         return 0
 
 

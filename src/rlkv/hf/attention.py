@@ -19,7 +19,7 @@ from transformers.masking_utils import sdpa_mask
 
 from rlkv.attention.grouped import grouped_attention
 from rlkv.attention.masks import additive
-from rlkv.attention.mixed import mixed_attention
+from rlkv.attention.mixed import mixed_attention, query_block
 from rlkv.attention.step import Step, has_inner_padding, step_from_mask
 from rlkv.cache.layer import CacheLayer
 from rlkv.errors import UnsupportedFeatureError, UnsupportedModelError
@@ -221,20 +221,25 @@ def _mixed(
     assert slot.gates is not None
     alpha = slot.gates.alpha[..., slot.row, :]
     parts = []
+    window = {"sink": slot.sink, "recent": slot.recent}
     for group in layer.append(keys, values, step):
-        stop = step.new if group.stop is None else group.stop
-        window = {"sink": slot.sink, "recent": slot.recent}
-        parts.append(
-            mixed_attention(
-                query[:, :, group.start : stop],
-                group.keys,
-                group.values,
-                alpha.to(query.device),
-                full_bias=_bias(step, group.start, stop),
-                local_bias=_bias(step, group.start, stop, **window),
-                scale=scale,
+        last = step.new if group.stop is None else group.stop
+        rows = query_block(query.shape[1], step.past + last, query.device)
+        for start in range(group.start, last, rows):
+            stop = min(start + rows, last)
+            # a causal query sees no key after its block: those are left out
+            upto = step.past + stop
+            parts.append(
+                mixed_attention(
+                    query[:, :, start:stop],
+                    group.keys[:, :, :upto],
+                    group.values[:, :, :upto],
+                    alpha.to(query.device),
+                    full_bias=_bias(step, start, stop),
+                    local_bias=_bias(step, start, stop, **window),
+                    scale=scale,
+                )
             )
-        )
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 

@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlkv.core.engine import SamplingParams
 from rlkv.errors import UnsupportedModelError
-from rlkv.hf.engine import left_padded
+from rlkv.hf.engine import left_padded, pad_token_id
 from rlkv.hf.loading import LoadedModel
 from rlkv.hf.sampling import filtered_probs
 
@@ -62,10 +62,9 @@ class TeacherForcing:
             (scored tokens, hidden size) in the model's dtype.
         """
         model = self.loaded.model
-        pad = self.loaded.tokenizer.pad_token_id
         # the last token predicts nothing that is asked for
         sequences = [trace.tokens[: max(trace.positions)] for trace in traces]
-        tokens, mask = left_padded(sequences, pad if isinstance(pad, int) else 0, model.device)
+        tokens, mask = left_padded(sequences, pad_token_id(self.loaded), model.device)
         positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)
         with _layer_checkpointing(model, self.checkpointing and torch.is_grad_enabled()):
             out = model.get_decoder()(

@@ -157,6 +157,8 @@ class DistillConfig:
 
     enabled: bool = False
     """Draw on-policy prompts only from problems solved by greedy full-cache decoding."""
+    candidates: int = 0
+    """Training problems to try; 0 tries ``rollout.problems``."""
     edges: tuple[int, ...] = ()
     """Ascending response lengths in tokens that separate the strata; the last one is the longest
     response kept. Empty: one stratum."""

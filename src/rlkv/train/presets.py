@@ -20,7 +20,7 @@ from rlkv.train.config import (
 )
 
 PAPER_STRATA = DistillConfig(
-    enabled=True, edges=(2048, 4096, 6144, 8192), quotas=(600, 600, 1000, 800)
+    enabled=True, candidates=40_000, edges=(2048, 4096, 6144, 8192), quotas=(600, 600, 1000, 800)
 )
 """3,000 problems by response length in tokens: 0-2k, 2-4k, 4-6k, 6-8k."""
 

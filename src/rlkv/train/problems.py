@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rlkv.core.engine import Prompt
 from rlkv.errors import ConfigError, DataError
 from rlkv.hf.engine import encode_chat
+from rlkv.hf.forced import encode_gold
 from rlkv.hf.loading import LoadedModel
 from rlkv.tasks.base import Example, Split, Task
 from rlkv.tasks.forced import span_token_ranges
@@ -49,11 +50,9 @@ def tokenize(loaded: LoadedModel, task: Task, examples: Iterable[Example]) -> li
         gold: tuple[int, ...] = ()
         spans: tuple[tuple[int, int], ...] = ()
         if task.mode == "forced":
-            encoded = loaded.tokenizer(
-                example.answer, add_special_tokens=False, return_offsets_mapping=True
-            )
-            ranges = span_token_ranges(encoded["offset_mapping"], example.spans)
-            gold = tuple(encoded["input_ids"])
+            encoded = encode_gold(loaded, example.answer)
+            ranges = span_token_ranges(encoded.offsets, example.spans)
+            gold = encoded.token_ids
             spans = tuple((r.start, r.stop) for r in ranges)
         problems.append(Problem(example.id, prompt.token_ids, example.answer, gold, spans))
     return problems

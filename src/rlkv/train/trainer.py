@@ -10,6 +10,7 @@ Each step: units of work give a gradient sum, Adam moves the gates, and the gate
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -299,7 +300,9 @@ class Trainer:
         """Held-out problems of the train split for the monitor, and the ones to train on."""
         monitor = self.config.monitor
         wanted = monitor.problems if monitor.every else 0
-        limit = self.config.rollout.problems + wanted
+        config = self.config
+        pool = config.distill.candidates if config.distill.enabled else 0
+        limit = max(config.rollout.problems, pool) + wanted
         found = load_problems(self.loaded, self.task, limit, seed=self.config.seed)
         held = min(wanted, len(found) // 4)  # a small split keeps most for training
         return found[:held], found[held:]
@@ -330,7 +333,7 @@ class Trainer:
         """Takes up a checkpoint, or starts the output folder afresh."""
         if self.output is None:
             return
-        settings = asdict(self.config)
+        settings = self._settings()
         if resume:
             found = ckpt.load_checkpoint(self.output, settings)
             self.gates.alpha.data.copy_(found.alpha)
@@ -351,6 +354,10 @@ class Trainer:
             self._save_state({})
         self.metrics.start(self.progress.total_steps)
 
+    def _settings(self) -> dict[str, Any]:
+        """The config as JSON reads it back, tuples as lists."""
+        return json.loads(json.dumps(asdict(self.config)))
+
     def _save(self, optimizer: torch.optim.Optimizer) -> None:
         """Checkpoint and profile, each in one step."""
         self._save_state(ckpt.optimizer_tensors(optimizer))
@@ -365,8 +372,7 @@ class Trainer:
             "mean_gates": self.mean_gates,
             "recent": [alpha.reshape(-1).tolist() for alpha in self.recent],
         }
-        settings = asdict(self.config)
-        state = Checkpoint(self.gates.alpha.data, adam, self.progress, history, settings)
+        state = Checkpoint(self.gates.alpha.data, adam, self.progress, history, self._settings())
         ckpt.save_checkpoint(self.output, state)
 
     def _ablate(self, problems: Sequence[Problem]) -> TrainResult:

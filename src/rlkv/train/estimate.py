@@ -1,0 +1,224 @@
+"""What a run will need: memory, rollouts, tokens and GPU-hours, before any weight loads.
+
+The memory model counts what a training pass holds at its peak: weights, activations kept for the
+backward pass, one layer's working set, the output head's chunk, and the caches of a decode batch.
+Time is a roofline: decoding reads weights and caches once a step, the rest is arithmetic. The
+efficiencies are assumptions and are named in the output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rlkv.core.model_spec import ModelSpec
+from rlkv.errors import ConfigError
+from rlkv.hf.loading import spec_from_config
+from rlkv.hf.published import config_for_planning, parameter_count
+from rlkv.tasks.base import Task
+from rlkv.train.config import TrainConfig
+
+PROMPT_TOKENS = 200
+"""Assumed length of a prompt."""
+_ATTENTION_CHUNK = {"cpu": 1 << 19, "gpu": 1 << 27}
+"""Scores held at once by mixed attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What time is estimated for: one A100 80 GB."""
+
+    name: str = "A100 80GB"
+    memory_bytes: int = 80 * 2**30
+    flops: float = 312e12
+    """Dense bf16."""
+    bandwidth: float = 2.0e12
+    """Bytes per second."""
+    compute_share: float = 0.4
+    """Assumed share of ``flops`` reached in training and prefill."""
+    bandwidth_share: float = 0.5
+    """Assumed share of ``bandwidth`` reached in decoding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the memory model needs to know of a model."""
+
+    spec: ModelSpec
+    """KV heads."""
+    parameters: int
+    """Weights."""
+    layers: int
+    """All layers."""
+    hidden: int
+    """Width of the residual stream."""
+    inner: int
+    """Width of the feed-forward part."""
+    vocab: int
+    """Tokens of the vocabulary."""
+    positions: int
+    """Tokens that a sequence may have; 0 where there is no limit."""
+
+
+def sizes_of(name: str) -> tuple[Sizes, bool]:
+    """Sizes of a model, and whether its own config was read.
+
+    Raises:
+        ConfigError: Its config cannot be read.
+        UnsupportedModelError: Its attention cannot be split.
+    """
+    config, own = config_for_planning(name)
+    text = config.get_text_config(decoder=True)
+    sizes = Sizes(
+        spec_from_config(config, name),
+        parameter_count(config),
+        text.num_hidden_layers,
+        text.hidden_size,
+        text.intermediate_size,
+        text.vocab_size,
+        text.max_position_embeddings or 0,
+    )
+    return sizes, own
+
+
+def training_bytes(
+    sizes: Sizes,
+    rows: int,
+    tokens: int,
+    *,
+    checkpointing: bool,
+    head_chunk: int,
+    scored: int | None = None,
+    kind: str = "gpu",
+) -> dict[str, int]:
+    """Peak bytes of one forward and backward pass over frozen weights.
+
+    Args:
+        sizes: The model.
+        rows: Sequences in the pass.
+        tokens: Tokens of each.
+        checkpointing: Whether layers keep nothing but their input.
+        head_chunk: Logits held at once, in numbers.
+        scored: Scored tokens of the whole pass; default: all.
+        kind: ``"gpu"`` or ``"cpu"``, which hold attention scores in chunks of different size.
+    """
+    spec, width = sizes.spec, sizes.spec.dtype_bytes
+    count = rows * tokens
+    heads = spec.num_query_heads * spec.head_dim
+    kv = spec.num_kv_heads * spec.head_dim
+    # what autograd keeps of a layer whose weights are frozen: inputs of norms (in float32 inside
+    # them) and of products of two activations; inputs of frozen linear maps are not kept
+    norms = 2 * sizes.hidden * (width + 4 + width)
+    attention = (3 * heads + 4 * kv) * width
+    feed_forward = 4 * sizes.inner * width
+    layer = count * (norms + attention + feed_forward)
+    kept = sizes.layers * (count * sizes.hidden * width if checkpointing else layer)
+    # forward scores, both probabilities, their gradients
+    scores = min(
+        _ATTENTION_CHUNK[kind], max(1, rows) * spec.num_query_heads * tokens * max(128, tokens)
+    )
+    chunk = min(head_chunk, (scored or count) * sizes.vocab)
+    return {
+        "weights_bytes": sizes.parameters * width,
+        "activation_bytes": kept + (layer if checkpointing else 0),
+        "working_bytes": 6 * scores * 4,
+        # logits in the model's type, in float32, and their gradient
+        "head_bytes": chunk * (width + 4 + 4),
+    }
+
+
+def estimate(config: TrainConfig, task: Task, device: Device | None = None) -> dict[str, Any]:
+    """A dry run's findings, one flat row and the config as it would run.
+
+    Raises:
+        ConfigError: The prompt and completion do not fit the model.
+    """
+    device = device or Device()
+    sizes, own = sizes_of(config.model)
+    spec = sizes.spec
+    rollout = config.rollout
+    limit = rollout.max_new_tokens or task.max_new_tokens
+    mean = _mean_length(config, limit)
+    length = PROMPT_TOKENS + limit
+    if sizes.positions and length > sizes.positions:
+        raise ConfigError(
+            f"prompts of about {PROMPT_TOKENS} tokens and completions of {limit} do not fit the "
+            f"{sizes.positions} positions of {config.model}; lower rollout.max_new_tokens"
+        )
+    memory = training_bytes(
+        sizes,
+        config.loss.micro_rows,
+        length,
+        checkpointing=config.loss.gradient_checkpointing,
+        head_chunk=config.loss.head_chunk,
+    )
+    decode_bytes = rollout.decode_rows * spec.kv_bytes(length)
+    peak = memory["weights_bytes"] + max(
+        decode_bytes, sum(v for k, v in memory.items() if k != "weights_bytes")
+    )
+    grpo_steps = 0 if config.objective in ("warm", "ablation") else config.steps
+    rollouts = grpo_steps * rollout.prompts_per_step * rollout.group_size
+    sampled = _sampled_problems(config)
+    writes = task.mode == "generate"
+    generated = int(rollouts * mean) if writes else 0
+    solving = int(sampled * mean) if writes else 0
+    warm_steps = config.warm.steps if config.objective in ("warm", "default") else 0
+    trained = int(rollouts * (mean + PROMPT_TOKENS)) + int(
+        warm_steps * config.warm.rows * (mean + PROMPT_TOKENS)
+    )
+    decode = _decode_seconds(sizes, config, generated, mean, device)
+    solve = _decode_seconds(sizes, config, solving, mean, device)
+    passes = 8 if config.loss.gradient_checkpointing else 6
+    compute = trained * passes * sizes.parameters / (device.flops * device.compute_share)
+    return {
+        "model": config.model,
+        "task": config.task,
+        "objective": config.objective,
+        "shape_from": "the model's config" if own else "the published shape (config unreachable)",
+        "kv_heads": f"{spec.num_layers}x{spec.num_kv_heads}",
+        "parameters": sizes.parameters,
+        **memory,
+        "decode_cache_bytes": decode_bytes,
+        "peak_bytes": peak,
+        "fits": peak <= device.memory_bytes,
+        "rollouts": rollouts,
+        "sampled_problems": sampled,
+        "mean_tokens": int(mean),
+        "sampling_tokens": solving,
+        "generated_tokens": generated,
+        "trained_tokens": trained,
+        "gpu_hours_sampling": round(solve / 3600, 1),
+        "gpu_hours": round((decode + compute) / 3600, 1),
+        "assuming": f"{device.name}, {device.compute_share:.0%} of its arithmetic in training, "
+        f"{device.bandwidth_share:.0%} of its bandwidth in decoding",
+        "config": asdict(config),
+    }
+
+
+def _mean_length(config: TrainConfig, limit: int) -> float:
+    """Mean completion length: mid-strata weighted by quota, else the limit (an upper bound)."""
+    distill = config.distill
+    if not distill.quotas:
+        return float(limit)
+    starts = (0, *distill.edges[:-1])
+    middles = [(a + b) / 2 for a, b in zip(starts, distill.edges, strict=True)]
+    total = sum(m * n for m, n in zip(middles, distill.quotas, strict=True))
+    return min(float(limit), total / sum(distill.quotas))
+
+
+def _sampled_problems(config: TrainConfig) -> int:
+    """Problems answered with the full cache before learning starts, at most."""
+    if config.distill.enabled:
+        return config.distill.candidates or config.rollout.problems
+    return config.warm.solutions if config.objective in ("warm", "default") else 0
+
+
+def _decode_seconds(
+    sizes: Sizes, config: TrainConfig, generated: int, mean: float, device: Device
+) -> float:
+    """Each step reads all weights and, for every row, a cache that is half grown on average."""
+    rows = config.rollout.decode_rows
+    cache = rows * sizes.spec.kv_bytes(int(PROMPT_TOKENS + mean / 2))
+    weights = sizes.parameters * sizes.spec.dtype_bytes
+    step = (weights + cache) / (device.bandwidth * device.bandwidth_share)
+    return generated / rows * step
