@@ -16,10 +16,27 @@ from tyro.conf import subcommand
 
 from rlkv import __version__
 from rlkv.cli.bench import Bench
+from rlkv.cli.eval import Eval
 from rlkv.cli.fetch import Fetch
+from rlkv.cli.generate import Generate
+from rlkv.cli.listing import List
+from rlkv.cli.profile import Profile
+from rlkv.cli.report import Report
+from rlkv.cli.reproduce import Reproduce
+from rlkv.cli.study import Study
 from rlkv.errors import ConfigError, RLKVError, UnknownNameError
 
-Command = Annotated[Fetch, subcommand("fetch")] | Annotated[Bench, subcommand("bench")]
+Command = (
+    Annotated[Generate, subcommand("generate")]
+    | Annotated[Eval, subcommand("eval")]
+    | Annotated[Study, subcommand("study")]
+    | Annotated[Report, subcommand("report")]
+    | Annotated[Reproduce, subcommand("reproduce")]
+    | Annotated[Profile, subcommand("profile")]
+    | Annotated[List, subcommand("list")]
+    | Annotated[Fetch, subcommand("fetch")]
+    | Annotated[Bench, subcommand("bench")]
+)
 
 DONE, FAILED, USAGE = 0, 1, 2
 INTERRUPTED = 130
