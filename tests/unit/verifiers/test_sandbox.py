@@ -17,9 +17,7 @@ import rlkv.verifiers.sandbox as sandbox_module
 from rlkv.errors import SandboxError
 from rlkv.verifiers.code import CodeVerifier
 from rlkv.verifiers.sandbox import RunResult, Sandbox, sandbox_problem
-
-sys.path.insert(0, str(Path(__file__).parent))
-import hostile_programs  # beside this file, not a package
+from tests.unit.verifiers import hostile_programs
 
 needs_sandbox = pytest.mark.skipif(
     sandbox_problem() is not None, reason=f"no sandbox here: {sandbox_problem()}"
