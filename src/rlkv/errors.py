@@ -56,3 +56,7 @@ class CheckpointError(RLKVError, ValueError):
 
 class DataError(RLKVError, ValueError):
     """A data file is missing or a row of it cannot be used."""
+
+
+class SandboxError(RLKVError, RuntimeError):
+    """Untrusted code cannot be confined on this system, so it is not run."""

@@ -43,11 +43,14 @@ class Registry:
         return sorted({*self._paths(), *self._third_party()})
 
     def load(self, name: str) -> type:
-        """The class registered as ``name``.
+        """The class registered as ``name``; ``family:variant`` asks the family's class.
 
         Raises:
             UnknownNameError: No module or entry point has that name.
         """
+        family, colon, variant = name.partition(":")
+        if colon:
+            return self._variant(family, variant)
         if name in self._paths():
             return self._class_in(import_module(f"{self.package}.{name}"))
         third_party = self._third_party()
@@ -56,13 +59,14 @@ class Registry:
         raise unknown_name(self.kind, name, self.names())
 
     def require(self, name: str) -> None:
-        """Checks that ``name`` is known without importing it.
+        """Checks that ``name``, or the family of ``family:variant``, is known; imports nothing.
 
         Raises:
             UnknownNameError: It is not.
         """
-        if name not in self.names():
-            raise unknown_name(self.kind, name, self.names())
+        family = name.partition(":")[0]
+        if family not in self.names():
+            raise unknown_name(self.kind, family, self.names())
 
     def summary(self, name: str) -> str:
         """First line of the docstring of ``name``'s module, read without importing it."""
@@ -71,6 +75,12 @@ class Registry:
             return (self.load(name).__doc__ or "").strip().split("\n")[0]
         docstring = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
         return docstring.split("\n")[0]
+
+    def _variant(self, family: str, variant: str) -> type:
+        make = getattr(self.load(family), "variant", None)
+        if make is None:
+            raise UnknownNameError(f"{self.kind} {family!r} has no variants; use it by that name")
+        return make(variant)
 
     def _paths(self) -> dict[str, Path]:
         spec = find_spec(self.package)

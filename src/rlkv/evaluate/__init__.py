@@ -1,1 +1,1 @@
-"""Evaluation: run a task under a method, keep records, make reports."""
+"""Evaluation: runs, records, what went wrong, and reports."""

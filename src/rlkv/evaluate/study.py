@@ -178,9 +178,7 @@ def _sensitivity_section(
         return None
     configs = [config for one in groups for config in one.configs]
     results = iter(
-        evaluate(
-            configs, out=folder / ANALYSES, models=models, progress=progress, one_each=True
-        )
+        evaluate(configs, out=folder / ANALYSES, models=models, progress=progress, one_each=True)
     )
     rows: list[tuple[str | float | int, ...]] = []
     for one in groups:

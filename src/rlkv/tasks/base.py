@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
+from rlkv.errors import UnknownNameError
 from rlkv.verifiers.base import Verifier
 
 Message = dict[str, str]
@@ -87,3 +88,18 @@ class Task(ABC):
     def messages(self, example: Example) -> Sequence[Message]:
         """The chat messages that pose ``example``."""
         return [{"role": "user", "content": example.prompt}]
+
+    def gold_completion(self, example: Example) -> str:
+        """A completion that the verifier must score 1; tests of every task use it."""
+        return example.answer
+
+    @classmethod
+    def variant(cls, name: str) -> type[Task]:
+        """The class for ``<this task>:<name>``, where a task is a family of several.
+
+        Raises:
+            UnknownNameError: There is no such variant.
+        """
+        raise UnknownNameError(
+            f"task {cls.name!r} has no variants, found {name!r}; use {cls.name!r} alone"
+        )
