@@ -6,9 +6,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-import tyro
+from rlkv.cli.output import print_rows
 
 if TYPE_CHECKING:
     from rlkv.evaluate.config import EvalConfig
@@ -71,20 +71,16 @@ class Eval:
     """Folder for records and results."""
     fresh: bool = False
     """Run again what the output folder holds already."""
-    json: Annotated[bool, tyro.conf.arg(name="json")] = False
+    json: bool = False
     """Print one JSON list of rows on stdout instead of a table."""
 
     def run(self) -> int:
         """Evaluates and prints; returns the exit status."""
-        from rlkv.core.files import to_json
         from rlkv.evaluate.evaluation import evaluate
         from rlkv.evaluate.records import as_rows
 
         results = evaluate(list(self.configs()), out=self.out, fresh=self.fresh)
-        if self.json:
-            sys.stdout.write(to_json(as_rows([result.row for result in results])))
-        else:
-            print_rows(results)
+        print_rows(as_rows([result.row for result in results]), as_json=self.json)
         warn_of_failures(results)
         return 0
 
@@ -127,34 +123,6 @@ class Eval:
                         dtype=self.dtype,
                         device=self.device,
                     )
-
-
-def print_rows(results: list[EvalResult]) -> None:
-    """Prints rows as a table on stdout."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("model", "task", "method"):
-        table.add_column(name, overflow="fold")
-    for name in ("sparsity", "n", "accuracy", "95 % interval", "KV KiB", "tokens"):
-        table.add_column(name, justify="right")
-    for result in results:
-        row = result.row
-        table.add_row(
-            row.model,
-            row.task,
-            row.method,
-            f"{row.sparsity:g}",
-            str(row.n),
-            f"{row.accuracy:.3f}",
-            f"{row.ci_low:.3f} to {row.ci_high:.3f}",
-            f"{row.kv_bytes_mean / 1024:.1f}",
-            f"{row.tokens_mean:.1f}",
-        )
-    console = Console()
-    # a pipe or a file has no width of its own: do not fold columns there
-    console.print(table) if console.is_terminal else Console(width=160).print(table)
 
 
 def warn_of_failures(results: list[EvalResult]) -> None:

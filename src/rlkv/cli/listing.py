@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import tyro
 
+from rlkv.cli.output import print_rows
 from rlkv.registry import METHODS, TASKS
 
 ListRow = dict[str, str | bool]
@@ -19,20 +19,13 @@ class List:
 
     what: tyro.conf.Positional[Literal["methods", "tasks", "models"]]
     """What to list."""
-    json: Annotated[bool, tyro.conf.arg(name="json")] = False
+    json: bool = False
     """Print one JSON list on stdout instead of a table."""
 
     def run(self) -> int:
         """Prints the list; returns the exit status."""
         rows = {"methods": _methods, "tasks": _tasks, "models": _models}[self.what]()
-        if self.json:
-            from rlkv.core.files import to_json
-
-            sys.stdout.write(to_json(rows))
-            return 0
-        width = max(len(str(row["name"])) for row in rows)
-        for row in rows:
-            print(f"{row['name']!s:{width}}  {row['summary']}")
+        print_rows(rows, as_json=self.json)
         return 0
 
 

@@ -23,8 +23,11 @@ from rlkv.cli.listing import List
 from rlkv.cli.plan import Plan
 from rlkv.cli.profile import Profile
 from rlkv.cli.quickstart import Quickstart
+from rlkv.cli.report import Report
+from rlkv.cli.reproduce import Reproduce
 from rlkv.cli.score import Score
 from rlkv.cli.serve import Serve
+from rlkv.cli.study import Study
 from rlkv.cli.train import Train
 from rlkv.errors import ConfigError, RLKVError, UnknownNameError
 
@@ -33,6 +36,9 @@ Command = (
     | Annotated[Train, subcommand("train")]
     | Annotated[Generate, subcommand("generate")]
     | Annotated[Eval, subcommand("eval")]
+    | Annotated[Study, subcommand("study")]
+    | Annotated[Report, subcommand("report")]
+    | Annotated[Reproduce, subcommand("reproduce")]
     | Annotated[Score, subcommand("score")]
     | Annotated[Profile, subcommand("profile")]
     | Annotated[Serve, subcommand("serve")]

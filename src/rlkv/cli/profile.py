@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from rlkv.cli.output import print_rows
+
 if TYPE_CHECKING:
     from rlkv.core.head_profile import HeadProfile
 
@@ -19,7 +21,7 @@ class Show:
 
     path: tyro.conf.Positional[Path]
     """Head profile."""
-    json: Annotated[bool, tyro.conf.arg(name="json")] = False
+    json: bool = False
     """Print one JSON object on stdout instead."""
 
     def run(self) -> int:
@@ -51,12 +53,11 @@ class Heads:
     """Share of KV heads to compress, in [0, 1)."""
     rule: Literal["exact", "quantile"] = "exact"
     """How full heads are chosen; quantile is the authors' rule."""
-    json: Annotated[bool, tyro.conf.arg(name="json")] = False
+    json: bool = False
     """Print one JSON list of rows {layer, kv_head, score, full} on stdout instead of a table."""
 
     def run(self) -> int:
         """Prints; returns the exit status."""
-        from rlkv.core.files import to_json
         from rlkv.core.head_profile import HeadProfile
 
         profile = HeadProfile.load(self.path)
@@ -71,13 +72,7 @@ class Heads:
             }
             for layer, kv_head in profile.ranking()
         ]
-        if self.json:
-            sys.stdout.write(to_json(rows))
-            return 0
-        print("layer  kv_head   score  full")
-        for row in rows:
-            mark = "yes" if row["full"] else ""
-            print(f"{row['layer']:5}  {row['kv_head']:7}  {row['score']:.4f}  {mark}")
+        print_rows(rows, as_json=self.json)
         return 0
 
 

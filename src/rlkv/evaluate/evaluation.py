@@ -48,6 +48,7 @@ def evaluate(
     fresh: bool = False,
     models: Mapping[str, LoadedModel] | None = None,
     progress: bool = True,
+    one_each: bool = False,
 ) -> list[EvalResult]:
     """Runs cells and returns their results, in order and without duplicates.
 
@@ -57,19 +58,25 @@ def evaluate(
         fresh: Run everything again and replace what ``out`` holds of these cells.
         models: Models that are loaded already, by the name that configs use.
         progress: Show progress on stderr.
+        one_each: Return a result for every config, repeated where two are one cell.
 
     Raises:
         RLKVError: Whatever is wrong with a config; raised before any weights load.
     """
     given = models or {}
     cells: dict[str, Cell] = {}
+    keys = []
     for config in configs:
         loaded = given.get(config.model)
         cell = prepare(config, None if loaded is None else loaded.spec)
-        cells.setdefault(f"{cell.model}/{cell.fingerprint}/{config.n}", cell)
+        keys.append(f"{cell.model}/{cell.fingerprint}/{config.n}")
+        cells.setdefault(keys[-1], cell)
     folder = None if out is None else require_writable_folder(out)
     with EvalProgress(enabled=progress) as shown, _Models(given) as loader:
-        return [_evaluate_cell(cell, folder, fresh, loader, shown) for cell in cells.values()]
+        done = {
+            key: _evaluate_cell(cell, folder, fresh, loader, shown) for key, cell in cells.items()
+        }
+    return [done[key] for key in (keys if one_each else cells)]
 
 
 def _evaluate_cell(
@@ -145,7 +152,8 @@ def profile_summary(profile: HeadProfile) -> dict[str, Any]:
         "sink": profile.sink,
         "recent": profile.recent,
         "meta": dict(profile.meta),
-        "scores": profile.scores.round(6).tolist(),
+        # nine digits identify a float32 exactly, so that the result can be made again from this
+        "scores": [[float(f"{score:.9g}") for score in row] for row in profile.scores.tolist()],
     }
 
 

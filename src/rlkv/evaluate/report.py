@@ -18,7 +18,7 @@ from rlkv.evaluate.html_report import render_html
 from rlkv.evaluate.metrics import example_means, paired_difference
 from rlkv.evaluate.records import Record, Row, as_rows, read_records
 from rlkv.evaluate.run_info import RunInfo
-from rlkv.evaluate.sections import Chart, Section, markdown_table
+from rlkv.evaluate.sections import Chart, Section, markdown_table, section_from_json
 
 RANKED_BY = "rlkv"
 """The method that all others are compared with, where it was run."""
@@ -230,8 +230,29 @@ def run_facts(run: RunInfo) -> dict[str, str]:
     return {name: value for name, value in facts.items() if value}
 
 
+def write_sections(path: Path, sections: Sequence[Section]) -> None:
+    """Keeps the analyses of a study, for ``rlkv report``."""
+    write_atomic(path, to_json([asdict(section) for section in sections]))
+
+
+def read_sections(path: Path) -> list[Section]:
+    """What :func:`write_sections` wrote; none where there is no such file.
+
+    Raises:
+        DataError: The file is damaged.
+    """
+    if not path.is_file():
+        return []
+    try:
+        return [section_from_json(content) for content in json.loads(path.read_text("utf-8"))]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DataError(f"cannot read analyses {path} ({error}); run the study again") from error
+
+
 def report_from_folder(folder: str | Path, title: str | None = None) -> Report:
     """The report of all results below a folder, as ``rlkv eval`` and ``rlkv study`` left them.
+
+    In a study's folder, only the grid makes rows; its analyses are read as they were written.
 
     Raises:
         DataError: The folder is missing, holds no result, or one cannot be read.
@@ -240,7 +261,8 @@ def report_from_folder(folder: str | Path, title: str | None = None) -> Report:
     if not target.is_dir():
         raise DataError(f"{target} is not a folder, expected one written by `rlkv eval`")
     cells, heads, run = [], {}, None
-    for path in sorted(target.rglob("*.json")):
+    grid = target / "cells"
+    for path in sorted((grid if grid.is_dir() else target).rglob("*.json")):
         content = read_result(path, required=False)
         if content is None:
             continue
@@ -255,7 +277,7 @@ def report_from_folder(folder: str | Path, title: str | None = None) -> Report:
         raise DataError(f"{target} holds no result of `rlkv eval`; run one with --out {target}")
     cells.sort(key=lambda cell: (cell.row.model, cell.row.task, cell.row.method, cell.row.sparsity))
     rows = tuple(cell.row for cell in cells)
-    sections = tuple(difference_sections(cells))
+    sections = (*difference_sections(cells), *read_sections(target / "analyses.json"))
     return Report(title or target.resolve().name, rows, run, tuple(heads.values()), sections)
 
 

@@ -191,6 +191,8 @@ def _generated_record(
     failure = None
     try:
         score = cell.task.verifier(completion.text, example.answer)
+    except RLKVError:
+        raise  # the verifier cannot work here at all, for want of a sandbox or a package
     except Exception as error:  # a verifier must not raise; if one does, the run goes on
         score = Score(0.0, None, "invalid")
         failure = f"the verifier raised {type(error).__name__}: {error}"

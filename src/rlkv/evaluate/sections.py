@@ -6,8 +6,9 @@ treat all of them alike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 Cell = str | int | float | bool | None
 
@@ -56,6 +57,17 @@ class Section:
     def records(self) -> list[dict[str, Cell]]:
         """Rows as dictionaries."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+
+def section_from_json(content: Mapping[str, Any]) -> Section:
+    """The section that ``asdict`` turned into JSON."""
+    chart = content["chart"]
+    if chart is not None:
+        chart = Chart(**{**chart, "facet": tuple(chart["facet"]), "flat": tuple(chart["flat"])})
+    rows = tuple(tuple(row) for row in content["rows"])
+    return Section(
+        **{**content, "columns": tuple(content["columns"]), "rows": rows, "chart": chart}
+    )
 
 
 def facets(section: Section) -> list[tuple[str, list[dict[str, Cell]]]]:
