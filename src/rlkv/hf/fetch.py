@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -202,7 +202,7 @@ def _publish(built: Path, target: Path) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[object]:
+def _progress() -> Iterator[Callable[[str], None]]:
     """A status line on stderr; yields a function that replaces its text."""
     from rich.console import Console
 

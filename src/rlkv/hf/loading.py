@@ -98,7 +98,7 @@ def load_model(
             "(_supports_attention_backend); use a model whose class does"
         )
     if placement is not None:
-        model.to(placement)
+        model.to(placement)  # pyright: ignore[reportArgumentType]
     model.eval().requires_grad_(False)
     _prepare_tokenizer(tokenizer, source)
     spec = spec_from_config(config, source.model_id, revision, model.dtype)
@@ -165,9 +165,7 @@ def spec_from_config(
             f"{model_id} ({config.model_type}) has a number of heads that differs between layers; "
             "expected one number: choose another model"
         )
-    cache_dtype = _torch_dtype(dtype)
-    if cache_dtype == "auto":
-        cache_dtype = text.dtype or config.dtype or torch.float32
+    cache_dtype = _torch_dtype(text.dtype or config.dtype if dtype == "auto" else dtype)
     commit = getattr(config, "_commit_hash", None)
     return ModelSpec(
         model_id=model_id,
@@ -176,7 +174,7 @@ def spec_from_config(
         num_kv_heads=kv_heads,
         num_query_heads=query_heads,
         head_dim=config_value(text, "head_dim") or text.hidden_size // query_heads,
-        dtype_bytes=cache_dtype.itemsize,
+        dtype_bytes=4 if cache_dtype == "auto" else cache_dtype.itemsize,
         layer_indices=layers,
     )
 
@@ -207,8 +205,10 @@ def _reading(source: ModelSource) -> Iterator[None]:
         raise ConfigError(f"cannot read model {source.name} ({reason}); {advice}") from error
 
 
-def _torch_dtype(dtype: DTypeName | torch.dtype) -> torch.dtype | Literal["auto"]:
-    if dtype == "auto" or isinstance(dtype, torch.dtype):
+def _torch_dtype(dtype: str | torch.dtype | None) -> torch.dtype | Literal["auto"]:
+    if dtype is None or dtype == "auto":
+        return "auto"
+    if isinstance(dtype, torch.dtype):
         return dtype
     if dtype not in _DTYPES:
         raise ConfigError(f"dtype {dtype!r} is unknown; use auto, {', '.join(_DTYPES)}")

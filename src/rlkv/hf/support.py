@@ -6,8 +6,9 @@ exactly as the cache returned them. Beyond that, each query's weights must come 
 softmax over the kept tokens.
 
 The tables were made by reading every ``update(…)`` call of the causal language models in
-transformers 5.24 and what happens to its result; 81 accepted types were then run on tiny random
-weights, where the attention function received the very tensors that the cache returned.
+transformers 5.24 and what happens to its result. 87 accepted types were then run on tiny random
+weights: the attention function received the very tensors that the cache returned, in the layers and
+shapes that the config tells.
 """
 
 from __future__ import annotations
@@ -20,27 +21,56 @@ from rlkv.errors import UnsupportedModelError
 
 FULL_ATTENTION = "full_attention"
 
-_SINKS = "it adds learned attention sinks to the softmax"
-_SHARED = "some of its layers reuse the keys and values of another layer"
-_ENCODER = "it is an encoder, whose attention also looks ahead"
-_RESHAPED = "it changes keys or values between cache and attention"
-_SELECTS = "it selects keys by an indexer of its own"
-
-_REFUSED = {
-    **dict.fromkeys(("gpt_oss", "granite_swa", "granitemoe_swa", "flint", "mimo_v2_flash"), _SINKS),
-    **dict.fromkeys(("gemma3n", "gemma3n_text", "gemma4", "gemma4_text"), _SHARED),
-    **dict.fromkeys(("gemma4_assistant", "gemma4_unified", "gemma4_unified_text"), _SHARED),
-    **dict.fromkeys(("gemma4_unified_assistant",), _SHARED),
-    **dict.fromkeys(("bert", "bert-generation", "camembert", "data2vec-text", "electra"), _ENCODER),
-    **dict.fromkeys(("ernie", "roberta", "roberta-prelayernorm", "roc_bert"), _ENCODER),
-    **dict.fromkeys(("xlm-roberta", "xlm-roberta-xl", "xmod"), _ENCODER),
-    **dict.fromkeys(("gpt2", "gpt-sw3", "diffllama", "doge", "jetmoe"), _RESHAPED),
-    **dict.fromkeys(("deepseek_v4", "minimax_m3_vl_text"), _SELECTS),
-    **dict.fromkeys(("dots3_note", "dots3_note_text"), _SELECTS),
-    "mllama": "its cross-attention layers keep image keys in the same cache",
-    **dict.fromkeys(("dory", "hrm_text"), "it runs its layers several times per token"),
+_REFUSED: dict[str, tuple[str, ...]] = {
+    "it adds learned attention sinks to the softmax": (
+        "gpt_oss",
+        "granite_swa",
+        "granitemoe_swa",
+        "flint",
+        "mimo_v2_flash",
+    ),
+    "some of its layers reuse the keys and values of another layer": (
+        "gemma3n",
+        "gemma3n_text",
+        "gemma4",
+        "gemma4_assistant",
+        "gemma4_text",
+        "gemma4_unified",
+        "gemma4_unified_assistant",
+        "gemma4_unified_text",
+    ),
+    "it changes keys or values between cache and attention": (
+        "gpt2",
+        "gpt-sw3",
+        "diffllama",
+        "doge",
+        "jetmoe",
+    ),
+    "it selects keys by an indexer of its own": (
+        "deepseek_v4",
+        "dots3_note",
+        "dots3_note_text",
+        "minimax_m3_vl_text",
+    ),
+    "its cross-attention layers keep image keys in the same cache": ("mllama",),
+    "it runs its layers several times per token": ("dory", "hrm_text"),
+    "it adds position biases (ALiBi) to attention scores": ("bloom", "mpt"),
+    "it is an encoder, whose attention also looks ahead": (
+        "bert",
+        "bert-generation",
+        "camembert",
+        "data2vec-text",
+        "electra",
+        "ernie",
+        "roberta",
+        "roberta-prelayernorm",
+        "roc_bert",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    ),
 }
-"""Model types whose attention passes the general checks and still cannot be split, with reasons."""
+"""Reasons with the model types that pass the general checks and still cannot be split."""
 
 _FLAG_UNDERSTATES = frozenset(
     {
@@ -104,14 +134,14 @@ def _reason_against(config: PreTrainedConfig) -> str | None:
     if config.is_encoder_decoder:
         return "it is an encoder-decoder"
     text = config.get_text_config(decoder=True)
-    for model_type in (config.model_type, text.model_type):
-        if model_type in _REFUSED:
-            return _REFUSED[model_type]
+    for reason, model_types in _REFUSED.items():
+        if config.model_type in model_types or text.model_type in model_types:
+            return reason
     if config_value(text, "kv_lora_rank"):
         return "its cache holds latent vectors shared by all heads (multi-head latent attention)"
     if softcap := config_value(text, "attn_logit_softcapping"):
         return f"it caps attention scores (attn_logit_softcapping {softcap})"
-    if config_value(text, "alibi") or text.model_type in ("bloom", "mpt"):
+    if config_value(text, "alibi"):
         return "it adds position biases (ALiBi) to attention scores"
     if config_value(text, "v_head_dim") not in (None, config_value(text, "head_dim")):
         return f"its values are {text.v_head_dim} wide and its keys {text.head_dim}"

@@ -70,7 +70,7 @@ class CopyQuestion(Task):
             yield _example(key, chosen[key])
 
     def _questions(self) -> Iterable[str]:
-        if self.data == _PUBLISHED.repo and not Path(self.data).exists():
+        if self.data == _PUBLISHED.repo and not Path(_PUBLISHED.repo).exists():
             return _published_questions(_PUBLISHED)
         return _file_questions(self.data or _EXCERPT)
 
@@ -91,7 +91,7 @@ def _file_questions(path: str | Path) -> Iterator[str]:
         yield _one_line(question)
 
 
-def _published_questions(source: DatasetRef) -> Iterator[str]:
+def _published_questions(source: DatasetRef) -> list[str]:
     if find_spec("datasets") is None:
         raise MissingExtraError(
             "reading a published set needs the package datasets, which is not installed; run `pip "
@@ -103,13 +103,14 @@ def _published_questions(source: DatasetRef) -> Iterator[str]:
         rows = load_dataset(
             source.repo, source.config, split=source.split, revision=source.revision
         )
+        questions = [_one_line(text) for text in rows["question"]]
     except (OSError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
         raise DataError(
             f"cannot load {source.repo} from the hub ({reason}); check the network and "
             "HF_HUB_OFFLINE, or pass a JSON-lines file"
         ) from error
-    return (_one_line(row["question"]) for row in rows)
+    return questions
 
 
 def _one_line(text: str) -> str:
