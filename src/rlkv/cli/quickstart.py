@@ -16,6 +16,7 @@ from rlkv.cli.output import print_rows
 if TYPE_CHECKING:
     from rlkv.core.head_profile import HeadProfile
     from rlkv.evaluate.config import EvalConfig
+    from rlkv.hf.loading import LoadedModel
     from rlkv.train.config import TrainConfig
 
 MODEL, TASK = "embedded", "chain"
@@ -56,7 +57,7 @@ class Quickstart:
         configs = self._eval_configs()  # checked before anything runs
         folder = require_writable_folder(self.output)
         loaded = load_model(MODEL)
-        profile = self._learn(train_config, folder / "learning")
+        profile = self._learn(train_config, loaded, folder / "learning")
         results = evaluate(configs, out=folder / "records", models={MODEL: loaded})
         rows = [result.row for result in results]
         title = "RLKV quickstart: which KV heads does a reasoning model need?"
@@ -99,9 +100,8 @@ class Quickstart:
     def _profile_path(self) -> Path:
         return self.output / "learning" / "profile.json"
 
-    def _learn(self, config: TrainConfig, folder: Path) -> HeadProfile:
+    def _learn(self, config: TrainConfig, loaded: LoadedModel, folder: Path) -> HeadProfile:
         """The learned profile; an interrupted run goes on, a finished one is read."""
-        from rlkv.hf.loading import load_model
         from rlkv.registry import TASKS
         from rlkv.train.checkpoint import FILE_NAME
         from rlkv.train.trainer import Trainer
@@ -109,9 +109,8 @@ class Quickstart:
 
         watch = LiveWatch()
         try:
-            trainer = Trainer(
-                config, load_model(MODEL), TASKS.load(TASK)(), output=folder, watch=watch
-            )
+            task = TASKS.load(TASK)()
+            trainer = Trainer(config, loaded, task, output=folder, watch=watch)
             return trainer.run(resume=(folder / FILE_NAME).exists()).profile
         finally:
             watch.finished()
