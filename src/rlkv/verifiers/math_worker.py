@@ -26,8 +26,9 @@ def main() -> None:
     from math_verify import parse, verify
 
     def equal(gold: str, answer: str) -> bool:
-        golds = parse(f"${gold.strip('$ ')}$", parsing_timeout=None)
-        answers = parse(f"\\boxed{{{answer}}}", parsing_timeout=None)
+        # None switches the alarm off, although the annotation says int
+        golds = parse(f"${gold.strip('$ ')}$", parsing_timeout=None)  # type: ignore[arg-type]
+        answers = parse(f"\\boxed{{{answer}}}", parsing_timeout=None)  # type: ignore[arg-type]
         return bool(verify(golds, answers, timeout_seconds=None))
 
     equal("1", "\\frac{2}{2}")  # sympy's first call is slow; pay for it before "ready"
