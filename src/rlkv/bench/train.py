@@ -1,9 +1,9 @@
 """Objectives side by side: what each costs to learn, and how well its heads serve.
 
-Every variant trains from scratch for every seed; its profile's best heads stay full, all others keep
-sink + recent, and the binary model answers test problems greedily. Variants that keep the same
-heads share one measurement. Studies replace the objectives by variants of one setting, as the
-paper's ablations do.
+Every variant trains from scratch for every seed; the best heads of its profile stay full, all
+others keep sink + recent, and the binary model answers test problems greedily. Variants that keep
+the same heads share one measurement. Studies replace the objectives by variants of one setting, as
+the paper's ablations do.
 """
 
 from __future__ import annotations
