@@ -60,3 +60,7 @@ class DataError(RLKVError, ValueError):
 
 class SandboxError(RLKVError, RuntimeError):
     """Untrusted code cannot be confined on this system, so it is not run."""
+
+
+class BackendError(RLKVError, RuntimeError):
+    """Workers that run a job cannot be started, or failed for good."""

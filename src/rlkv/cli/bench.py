@@ -9,6 +9,7 @@ import tyro
 from tyro.conf import subcommand
 
 from rlkv.cli.bench_serve import BenchServe
+from rlkv.cli.bench_train import BenchTrain
 from rlkv.cli.output import Row, print_rows
 
 
@@ -98,6 +99,7 @@ class Bench:
     what: tyro.conf.OmitSubcommandPrefixes[
         Annotated[Decode, subcommand("decode")]
         | Annotated[Memory, subcommand("memory")]
+        | Annotated[BenchTrain, subcommand("train")]
         | Annotated[BenchServe, subcommand("serve")]
     ]
     """The measurement."""

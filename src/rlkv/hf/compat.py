@@ -55,3 +55,16 @@ def columns_after_crop(argument: int, length: int) -> int:
     A negative argument removes that many; a positive one (up to 5.2x) is the length to keep.
     """
     return length + argument if argument <= 0 else min(argument, length)
+
+
+def set_layer_checkpointing(model: PreTrainedModel, enabled: bool) -> None:
+    """Turns checkpointing of decoder layers on or off.
+
+    transformers calls it gradient checkpointing up to 5.2x and activation checkpointing later,
+    where the old name still works but warns.
+    """
+    name = "activation" if "activation_checkpointing_enable" in dir(model) else "gradient"
+    if enabled:
+        getattr(model, f"{name}_checkpointing_enable")({"use_reentrant": False})
+    else:
+        getattr(model, f"{name}_checkpointing_disable")()

@@ -18,6 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlkv.core.engine import SamplingParams
 from rlkv.errors import UnsupportedModelError
+from rlkv.hf.compat import set_layer_checkpointing
 from rlkv.hf.engine import left_padded, pad_token_id
 from rlkv.hf.loading import LoadedModel
 from rlkv.hf.sampling import filtered_probs
@@ -180,12 +181,12 @@ def _layer_checkpointing(model: PreTrainedModel, enabled: bool) -> Iterator[None
         yield
         return
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    set_layer_checkpointing(model, True)
     for layer in layers:
         layer.training = True  # the layer alone: its dropout stays in evaluation mode
     try:
         yield
     finally:
-        model.gradient_checkpointing_disable()
+        set_layer_checkpointing(model, False)
         for layer in layers:
             layer.training = False

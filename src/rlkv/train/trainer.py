@@ -33,7 +33,7 @@ from rlkv.train.backends.base import Backend
 from rlkv.train.backends.local import LocalBackend
 from rlkv.train.checkpoint import Checkpoint, Progress
 from rlkv.train.config import TrainConfig
-from rlkv.train.metrics import MetricsFile
+from rlkv.train.metrics import MetricsFile, step_row
 from rlkv.train.monitor import collapse_alarm, is_stable, method_rewards
 from rlkv.train.problems import Problem, ProblemStream, load_problems
 from rlkv.train.self_distillation import collect
@@ -214,27 +214,11 @@ class Trainer:
         if step.mean_reward is not None:
             self.rewards.append(step.mean_reward)
         self.recent = [*self.recent, alpha][-self.config.monitor.stable_steps - 1 :]
-        reward_gates = self.mean_gates[len(self.mean_gates) - len(self.rewards) :]
-        return {
-            "step": self.progress.total_steps,
-            "phase": phase,
-            "reward": step.mean_reward,
-            "binary_reward": None,
-            "loss": step.loss,
-            "mean_gate": float(alpha.mean()),
-            "under_half": float((alpha < 0.5).mean()),
-            "undecided": float((alpha * (1.0 - alpha)).mean() * 4.0),
-            "penalty": step.penalty,
-            "groups": len(step.rewards),
-            "live_groups": step.live_groups,
-            "generated_tokens": self.progress.generated_tokens,
-            "trained_tokens": self.progress.trained_tokens,
-            "seconds": round(self.progress.seconds, 3),
-            "alarm": collapse_alarm(self.rewards, reward_gates, self.config.penalty)
-            if phase == "grpo"
-            else None,
-            "gates": [round(float(value), 4) for value in alpha.reshape(-1)],
-        }
+        alarm = None
+        if phase == "grpo":
+            gates = self.mean_gates[-len(self.rewards) :]
+            alarm = collapse_alarm(self.rewards, gates, self.config.penalty)
+        return step_row(phase, step, self.progress, alpha, alarm)
 
     @property
     def alpha(self) -> Alpha:

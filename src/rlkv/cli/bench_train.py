@@ -1,0 +1,78 @@
+"""``rlkv bench train``: what each objective costs to learn, and how well its heads serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlkv.cli.output import Row, print_rows
+
+
+@dataclass(frozen=True)
+class BenchTrain:
+    """Objectives side by side: tokens, CPU time, and accuracy of the binary model."""
+
+    model: str = "embedded"
+    """Model to learn on: embedded, smollm2, a local folder, or a hub id."""
+    task: str = "chain"
+    """Task to learn and to measure."""
+    study: str = "objectives"
+    """objectives, or one of the paper's ablations: penalty, advantage, windows, sampling."""
+    variants: tuple[str, ...] = ()
+    """Some of the study's variants, such as default; empty: all."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds of training."""
+    sparsity: tuple[float, ...] = (0.25, 0.5, 0.6, 0.75)
+    """Sparsities at which the binary model is measured."""
+    examples: int = 500
+    """Test problems."""
+    sink: int = 16
+    """First tokens a compressed head keeps."""
+    recent: int = 64
+    """Last tokens a compressed head keeps."""
+    set: tuple[str, ...] = ()
+    """Settings on top of every variant's, such as steps=40."""
+    data: str | None = None
+    """Local JSON-lines file that replaces the task's data."""
+    dtype: str = "auto"
+    """Type of the weights: auto, float32, bfloat16 or float16."""
+    output: Path | None = None
+    """Folder that keeps every run; a finished run found there is not trained again."""
+    json: bool = False
+    """Print one JSON list instead of a table."""
+
+    def run(self) -> int:
+        """Trains, measures, prints, and returns the exit status."""
+        from rlkv.bench.train import TrainBench, TrainBenchmark
+        from rlkv.core.files import require_writable_folder
+        from rlkv.hf.loading import load_model
+        from rlkv.registry import TASKS
+        from rlkv.train.recipe import build_config, parse_settings
+        from rlkv.train.watch import LiveWatch
+
+        settings = parse_settings(self.set)
+        build_config({"model": self.model, "task": self.task, **settings})
+        bench = TrainBench(
+            self.study,
+            self.seeds,
+            self.sparsity,
+            self.examples,
+            self.variants,
+            settings,
+            self.sink,
+            self.recent,
+        )
+        task = TASKS.load(self.task)(self.data)
+        if self.output:
+            require_writable_folder(self.output)
+        loaded = load_model(self.model, dtype=self.dtype)  # type: ignore[arg-type]
+        watch = LiveWatch()
+        rows: list[Row] = []
+        benchmark = TrainBenchmark(loaded, task, bench, output=self.output, watch=watch)
+        for row in benchmark.rows():
+            rows.append(dict(row))
+            watch.message(
+                f"{row['objective']} seed {row['seed']} s={row['sparsity']}: {row['accuracy']:.3f}"
+            )
+        print_rows(rows, as_json=self.json, title=f"learning on {self.model}, {self.task}")
+        return 0
