@@ -23,6 +23,7 @@ from rlkv.evaluate.report import CellData
 from rlkv.evaluate.sections import Section
 
 OVERLAP_SHARES = (0.25, 0.5)
+_GENERATED = ("stop", "length")
 
 
 def spearman(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
@@ -117,7 +118,7 @@ def error_section(cells: Sequence[CellData]) -> Section | None:
     """What went wrong, as shares of all completions of generated tasks; None without any."""
     rows: list[tuple[str | float | int, ...]] = []
     for cell in cells:
-        generated = [r for r in cell.records if r.finish_reason in ("stop", "length")]
+        generated = [r for r in cell.records if r.finish_reason in _GENERATED]
         if not generated:
             continue
         kinds = Counter(_error_of(record) for record in generated)
@@ -158,7 +159,7 @@ def _with_full(cells: Sequence[CellData]) -> list[tuple[CellData, CellData]]:
     full = {
         (cell.row.model, cell.row.task): cell
         for cell in cells
-        if cell.row.method == "full" and any(r.finish_reason == "stop" for r in cell.records)
+        if cell.row.method == "full" and any(r.finish_reason in _GENERATED for r in cell.records)
     }
     return [
         (full[cell.row.model, cell.row.task], cell)
