@@ -13,12 +13,16 @@ from torch import Tensor
 
 from rlkv.cache.layer import CacheLayer
 from rlkv.core.budget import Budget
+from rlkv.core.engine import Prompt, SamplingParams
 from rlkv.core.head_profile import HeadProfile
 from rlkv.errors import ConfigError
 from rlkv.hf.attach import compress, spec_of
+from rlkv.hf.engine import HFEngine
+from rlkv.hf.loading import LoadedModel
 from rlkv.methods.base import EvictingMethod, MethodOptions
 from rlkv.registry import METHODS
 from tests.tiny import random_tokens, tiny_model
+from tests.unit.hf.test_engine import word_tokenizer
 from tests.unit.hf.test_parity import chunked_logits
 
 TOLERANCE = 1e-5
@@ -114,13 +118,13 @@ def test_never_above_the_budget_and_nbytes_is_the_real_size(model, case):
     # growing buffers of full heads hold up to 1/128 spare room; evicting layers hold none
     spare = 1.0 if isinstance(method, EvictingMethod) or case[1] is PROPORTIONAL else 1 + 1 / 128
     with compressed(model, case) as session:
-        cache, start = session.new_cache(), 0
+        cache, empty, start = session.new_cache(), session.new_cache(), 0
         for size in [PROMPT] + [1] * DECODE:
             with torch.no_grad():
                 model(tokens[:, start : start + size], cache=cache, use_cache=True)
             start += size
             assert cache.nbytes() <= 2 * budget.kv_bytes(session.spec, start) * spare, start
-            assert cache.nbytes() == stored_bytes(cache, session.new_cache()), start
+            assert cache.nbytes() == stored_bytes(cache, empty), start
 
 
 def test_never_above_the_budget_from_a_short_prompt(model, case):
@@ -140,21 +144,23 @@ def test_equal_bytes_within_one_percent_of_the_head_split(model, case, sparsity)
     method = method_of(model, case)
     if case[0] == "full" or method.ignores_sparsity:
         pytest.skip(f"{case[0]} with these options is not held to a budget")
-    tokens = random_tokens(1, 1200, seed=4)
-    sizes = {}
-    for name, options in (case, ("random_heads", MethodOptions())):
-        with compressed(model, (name, options), sparsity) as session:
-            cache, held = session.new_cache(), []
-            for start, stop in [(0, 1000), *((i, i + 1) for i in range(1000, 1200))]:
-                if start < 1000 or name == case[0]:
-                    with torch.no_grad():
-                        model(tokens[:, start:stop], cache=cache, use_cache=True)
-                    held.append(cache.nbytes())
-        sizes[name] = held
-    spec, budget = spec_of(model), Budget(sparsity, **WINDOW)
-    assert 0.99 <= sizes[case[0]][0] / sizes["random_heads"][0] <= 1.0
-    for length, found in zip(range(1000, 1201), sizes[case[0]], strict=True):
-        assert 0.99 <= found / budget.kv_bytes(spec, length) <= 1.01, length
+    tokens, budget = random_tokens(1, 1030, seed=4), Budget(sparsity, **WINDOW)
+    split = split_bytes(model, tokens[:, :1000], sparsity)
+    with compressed(model, case, sparsity) as session, torch.no_grad():
+        cache = session.new_cache()
+        model(tokens[:, :1000], cache=cache, use_cache=True)
+        assert 0.99 <= cache.nbytes() / split <= 1.0
+        for i in range(1000, 1030):
+            model(tokens[:, i : i + 1], cache=cache, use_cache=True)
+            assert 0.99 <= cache.nbytes() / budget.kv_bytes(session.spec, i + 1) <= 1.01, i
+
+
+def split_bytes(model, tokens, sparsity) -> int:
+    """Measured bytes of the head split after a prompt."""
+    with compress(model, method="random_heads", sparsity=sparsity, **WINDOW) as session:
+        cache = session.new_cache()
+        model.get_decoder()(tokens, cache=cache, use_cache=True)
+        return cache.nbytes()
 
 
 def test_padded_rows_equal_the_rows_alone(model, case):
@@ -235,6 +241,21 @@ def test_greedy_generate_equals_token_by_token(model, case):
         whole = model.generate(prompt, max_new_tokens=60, **OPTIONS)
         logits = chunked_logits(model, whole, [40] + [1] * 60)
     assert torch.equal(logits[0, 39:-1].argmax(-1), whole[0, 40:])
+
+
+def test_engine_rows_equal_rows_alone_while_others_leave(case):
+    model = tiny_model("llama")
+    loaded = LoadedModel(model, word_tokenizer(), spec_of(model))
+    prompts = [
+        Prompt(f"p{n}", tuple(random_tokens(1, n, seed=n)[0].tolist())) for n in (31, 7, 29, 40)
+    ]
+    params = SamplingParams(max_new_tokens=70)
+    found = []
+    for batch_size in (4, 1):
+        with compressed(model, case) as session:
+            rows = HFEngine(loaded, session, batch_size=batch_size).generate(prompts, params)
+        found.append([row.token_ids for (row,) in rows])
+    assert found[0] == found[1]
 
 
 def test_reset_serves_a_new_batch(model, case):

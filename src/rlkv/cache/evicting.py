@@ -7,7 +7,9 @@ real tokens, and slots that a shorter row may not use are masked.
 
 A layer starts whole: up to ``plan.whole_until`` tokens it is an ordinary cache without positions
 or scores. The first longer pass turns it into slots. A pass over several tokens sees the slots and
-all of its own tokens, and is cut to the budget afterwards.
+all of its own tokens, and is cut to the budget afterwards. In a padded batch whose longest row has
+just become slots, a slightly shorter one that is still whole sets the number of slots for both, for
+the few steps until it becomes slots too.
 """
 
 from __future__ import annotations

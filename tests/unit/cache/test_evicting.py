@@ -56,6 +56,19 @@ def test_padded_rows_equal_rows_alone(method, starts, sizes):
                 assert held == held_positions(alone, 0, head)
 
 
+@pytest.mark.parametrize("mode", ["authors", "fixed"])
+@pytest.mark.parametrize("kind", [H2O, RKV, SnapKV])
+def test_padded_rows_equal_rows_alone_under_the_authors_budgets(kind, mode):
+    options = MethodOptions(budget_mode=mode, budget_tokens=20)
+    method = kind(SPEC, Budget(0.9, sink=8, recent=24), options=options)
+    sequence = padded(random_sequence(2, 220, seed=6), [0, 13])
+    batch, alone = method.make_layer(0), method.make_layer(0)
+    found = drive(batch, sequence, [150] + [1] * 70)[1:, :, 13:]
+    expected = drive(alone, sequence.row(1), [137] + [1] * 70)
+    assert (found - expected).abs().max() < 1e-5
+    assert batch.positions is not None
+
+
 def test_every_slot_holds_the_key_and_value_of_its_position(method):
     sequence = padded(random_sequence(2, 90, seed=2), [0, 11])
     layer = method.make_layer(1)
