@@ -10,8 +10,6 @@ from tyro.conf import subcommand
 
 from rlkv.cli.bench_serve import BenchServe
 from rlkv.cli.bench_train import BenchTrain
-from rlkv.cli.bench_serve import BenchServe
-from rlkv.cli.bench_train import BenchTrain
 from rlkv.cli.output import Row, print_rows
 
 
