@@ -1,0 +1,141 @@
+"""Writes the parts of the documents that follow from code or results.
+
+``docs/cli.md`` is every command's ``--help``; tables in README.md between ``<!-- results:… -->``
+marks come from files in ``results/``. ``--check`` writes nothing and fails where a page is stale.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMANDS = (
+    ["quickstart"],
+    ["train"],
+    ["generate"],
+    ["eval"],
+    ["study"],
+    ["report"],
+    ["reproduce"],
+    ["score"],
+    ["profile", "show"],
+    ["profile", "heads"],
+    ["profile", "import"],
+    ["serve"],
+    ["plan"],
+    ["bench", "decode"],
+    ["bench", "memory"],
+    ["bench", "train"],
+    ["bench", "serve"],
+    ["list"],
+    ["fetch"],
+)
+KIB, MIB = 1024, 1024 * 1024
+
+
+def command_help(command: list[str]) -> str:
+    """The ``--help`` text of one command, 100 columns wide and without colour."""
+    from rlkv.cli.main import main
+
+    # set before anything prints: rich reads them once
+    os.environ.update({"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"})
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        main([*command, "--help"])
+    return re.sub(r"[ \t]+$", "", out.getvalue(), flags=re.MULTILINE).strip()
+
+
+def cli_page() -> str:
+    """docs/cli.md."""
+    parts = [
+        "# Command line",
+        "Made by `scripts/build_docs.py` from each command's `--help`. stdout is data, stderr "
+        "progress; exit status 0 done, 1 failed, 2 wrong usage.",
+    ]
+    for command in COMMANDS:
+        parts.append(f"## rlkv {' '.join(command)}\n\n```\n{command_help(command)}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def read_result(name: str) -> dict[str, Any]:
+    """A file in results/."""
+    return cast("dict[str, Any]", json.loads((ROOT / "results" / name).read_text("utf-8")))
+
+
+def quickstart_table() -> str:
+    """Accuracy and bytes of the embedded model."""
+    result = read_result("quickstart.json")
+    rows = result["rows"]
+    full = next(row["kv_bytes_mean"] for row in rows if row["method"] == "full")
+    lines = ["| method | s | accuracy (95 % interval) | KV bytes |", "|---|---|---|---|"]
+    for row in rows:
+        interval = f"{row['ci_low']:.3f} to {row['ci_high']:.3f}"
+        share = row["kv_bytes_mean"] / full
+        lines.append(
+            f"| `{row['method']}` | {row['sparsity']:g} | {row['accuracy']:.3f} ({interval}) "
+            f"| {row['kv_bytes_mean'] / KIB:.0f} KiB ({share:.0%}) |"
+        )
+    note = f"n = {rows[0]['n']} unseen problems; `{result['command']}`; `results/quickstart.json`."
+    return "\n".join([*lines, "", note])
+
+
+def decode_table() -> str:
+    """Decode time and bytes as ratios to stock."""
+    result = read_result("bench_decode.json")
+    rows = result["rows"]
+    stock = {(r["batch"], r["context"]): r for r in rows if r["cache"] == "stock"}
+    ours = {(r["batch"], r["context"], r["sparsity"]): r for r in rows if r["cache"] == "rlkv"}
+    steps = sorted({r["sparsity"] for r in rows if r["cache"] == "rlkv"})
+    head = " | ".join(f"s = {s:g}" for s in steps)
+    lines = [f"| batch | context | stock, ms | {head} |", "|---|---|---|" + "---|" * len(steps)]
+    for (batch, context), base in stock.items():
+        cells = []
+        for s in steps:
+            row = ours[batch, context, s]
+            time = row["ms_per_token"] / base["ms_per_token"]
+            cells.append(f"{time:.2f} time, {row['kv_bytes'] / base['kv_bytes']:.2f} bytes")
+        lines.append(f"| {batch} | {context} | {base['ms_per_token']:.0f} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", f"`{result['command']}`; `results/bench_decode.json`."])
+
+
+TABLES = {"quickstart": quickstart_table, "decode": decode_table}
+
+
+def readme() -> str:
+    """README.md with its tables made anew."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    for name, make in TABLES.items():
+        start, end = f"<!-- results:{name} -->", f"<!-- /results:{name} -->"
+        before, _, rest = text.partition(start)
+        _, _, after = rest.partition(end)
+        text = f"{before}{start}\n{make()}\n{end}{after}"
+    return text
+
+
+def main() -> int:
+    """Writes or checks every page; returns the exit status."""
+    pages = {ROOT / "docs" / "cli.md": cli_page(), ROOT / "README.md": readme()}
+    stale = [path for path, text in pages.items() if not _is(path, text)]
+    if "--check" in sys.argv:
+        for path in stale:
+            print(f"{path.relative_to(ROOT)} is out of date; run python scripts/build_docs.py")
+        return 1 if stale else 0
+    for path in stale:
+        path.write_text(pages[path], "utf-8")
+        print(f"wrote {path.relative_to(ROOT)}")
+    return 0
+
+
+def _is(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_text("utf-8") == text
+
+
+if __name__ == "__main__":
+    sys.exit(main())
