@@ -2,7 +2,7 @@
 
     python scripts/record_result.py bench_memory.json -- rlkv bench memory --json
 
-The file holds the command, the commit (marked where the tree was changed), the machine, the versions
+The file holds the command, the commit (marked where the tree was changed), machine, versions
 and the rows exactly as printed.
 """
 
