@@ -38,6 +38,9 @@ class RolloutConfig:
     live_share: float = 0.3
     """Share of ``prompts_per_step`` groups with differing rewards under which prompts are redrawn;
     0 never redraws."""
+    reward: Literal["task", "agreement", "likelihood"] = "task"
+    """``task``: the verifier's; for tasks without a checkable answer, ``agreement`` with the full
+    model's greedy answer, or ``likelihood`` of the completion under the full model."""
     problems: int = 2000
     """Training problems to draw prompts from."""
     decode_rows: int = 96
