@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -50,6 +50,8 @@ class Train:
     """Ray workers."""
     address: str | None = None
     """Ray cluster to join, such as auto; default: start one here."""
+    track: Literal["tensorboard", "wandb", "trackio"] | None = None
+    """Tracker that metrics are sent to as well; each needs its own package."""
     resume: bool = False
     """Go on from the checkpoint in the output folder."""
     dry_run: bool = False
@@ -112,8 +114,9 @@ class Train:
     def _train(
         self, config: TrainConfig, loaded: LoadedModel, task: Task, output: Path
     ) -> TrainResult:
+        from rlkv.train.trackers import TrackedWatch
         from rlkv.train.trainer import Trainer
-        from rlkv.train.watch import LiveWatch
+        from rlkv.train.watch import LiveWatch, Watch
 
         backend = None
         if self.backend == "ray":
@@ -122,7 +125,9 @@ class Train:
             backend = RayBackend(
                 config, workers=self.workers, address=self.address, device=self.device
             )
-        watch = LiveWatch()
+        watch: Watch = LiveWatch()
+        if self.track:
+            watch = TrackedWatch(watch, self.track, output, asdict(config))
         try:
             trainer = Trainer(config, loaded, task, output=output, backend=backend, watch=watch)
             return trainer.run(resume=self.resume)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlkv.core.engine import SamplingParams
 from rlkv.gates import Gates
-from rlkv.hf.attach import attach_gates
+from rlkv.hf.attach import Session, attach_gates
 from rlkv.hf.engine import HFEngine
 from rlkv.hf.loading import LoadedModel
 from rlkv.hf.teacher_forcing import TeacherForcing, Trace
@@ -32,6 +32,7 @@ from rlkv.train.rollout import (
     forced_rewards,
     generated_groups,
 )
+from rlkv.train.self_reward import agreement_groups, likelihood_groups
 from rlkv.train.unit import Alpha, Evaluation, GradientSum, Solution, UnitResult
 
 
@@ -78,7 +79,7 @@ class Worker:
                 return forced_groups(
                     self.scorer, problems, params, micro_rows=self.config.loss.micro_rows
                 )
-            return generated_groups(
+            groups = generated_groups(
                 self.loaded,
                 session,
                 self.task,
@@ -86,6 +87,22 @@ class Worker:
                 params,
                 decode_rows=rollout.decode_rows,
             )
+            return groups if rollout.reward == "task" else self._judged(groups, problems, session)
+
+    def _judged(
+        self, groups: list[Group], problems: Sequence[Problem], session: Session
+    ) -> list[Group]:
+        """Groups rewarded by the full model instead of the task's verifier."""
+        self._gates.alpha.data.fill_(1.0)
+        if self.config.rollout.reward == "likelihood":
+            rows = self.config.loss.micro_rows
+            return likelihood_groups(groups, self.scorer, micro_rows=rows)
+        limit = self.config.rollout.max_new_tokens or self.task.max_new_tokens
+        engine = HFEngine(self.loaded, session, batch_size=self.config.rollout.decode_rows)
+        found = engine.generate([problem.prompt for problem in problems], SamplingParams(limit))
+        decode = self.loaded.tokenizer.decode
+        texts = [[str(decode(r.targets, skip_special_tokens=True)) for r in g] for g in groups]
+        return agreement_groups(groups, texts, problems, [one[0] for one in found], self.task)
 
     def policy_gradient(
         self,

@@ -183,3 +183,18 @@ def test_solution_positions_are_what_is_scored(loaded):
     gold = [solution.tokens[p] for p in solution.positions]
     wanted = [t for a, b in problems[0].spans for t in problems[0].gold_ids[a:b]]
     assert gold == wanted
+
+
+@pytest.mark.parametrize("reward", ["agreement", "likelihood"])
+def test_the_full_model_can_judge_in_place_of_a_verifier(loaded, problems, alpha, reward):
+    config = replace(CONFIG, rollout=replace(CONFIG.rollout, reward=reward))
+    worker = Worker(loaded, ToyTask(), config)
+    found = worker.sample(problems[:2], alpha, 1)
+    plain = Worker(loaded, ToyTask(), CONFIG).sample(problems[:2], alpha, 1)
+    assert [[r.targets for r in g] for g in found] == [[r.targets for r in g] for g in plain]
+    rewards = [r.reward for g in found for r in g]
+    assert all(0.0 <= value <= 1.0 for value in rewards)
+    if reward == "agreement":
+        assert set(rewards) <= {0.0, 1.0}
+    else:
+        assert len(set(rewards)) > 4  # a probability, different for each completion

@@ -1,0 +1,110 @@
+"""Recipes: presets, overlays, and errors that name the closest setting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlkv.errors import ConfigError, UnknownNameError
+from rlkv.registry import TASKS
+from rlkv.train.estimate import estimate, sizes_of, training_bytes
+from rlkv.train.presets import preset
+from rlkv.train.recipe import build_config, merge, parse_settings, read_recipe
+
+RECIPES = sorted((Path(__file__).resolve().parents[3] / "recipes").glob("*.toml"))
+BASE = {"model": "embedded", "task": "chain"}
+
+
+def test_paper_preset_is_the_paper():
+    config = preset("m", "t", "paper")
+    assert (config.steps, config.sink, config.recent) == (185, 128, 256)
+    assert (config.rollout.prompts_per_step, config.rollout.group_size) == (32, 4)
+    assert (config.optimizer.learning_rate, config.optimizer.weight_decay) == (1e-2, 0.017)
+    assert (config.loss.clip, config.loss.advantage, config.loss.token_mean) == (
+        0.4,
+        "group",
+        "all",
+    )
+    assert config.rollout.redraws == 0
+
+
+def test_settings_come_on_top_of_the_objective_s_preset():
+    config = build_config({**BASE, "objective": "paper", "penalty": {"beta": 1}, "steps": 3})
+    assert config.penalty.beta == 1.0
+    assert config.penalty.tau == 0.5
+    assert (config.steps, config.sink) == (3, 128)
+
+
+def test_command_line_settings_are_toml_or_words():
+    found = parse_settings(["distill.edges=[1, 2]", "penalty.kind=fixed", "rollout.top_p=0.9"])
+    assert found == {
+        "distill": {"edges": [1, 2]},
+        "penalty": {"kind": "fixed"},
+        "rollout": {"top_p": 0.9},
+    }
+    assert merge({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}}) == {"a": {"b": 3, "c": 2}}
+    with pytest.raises(ConfigError, match="NAME=VALUE"):
+        parse_settings(["steps"])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rollout": {"grup_size": 3}}, r"rollout\.group_size"),
+        ({"stpes": 3}, "Did you mean steps"),
+        ({"objective": "papr"}, "Did you mean paper"),
+        ({"penalty": {"kind": "adaptiv"}}, "Did you mean adaptive"),
+    ],
+)
+def test_unknown_names_come_with_the_closest_known_one(values, message):
+    with pytest.raises(UnknownNameError, match=message):
+        build_config({**BASE, **values})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"steps": "many"}, "steps is 'many', expected int"),
+        ({"steps": True}, "expected int"),
+        ({"rollout": 3}, "expected a table"),
+        ({"loss": {"clip": "wide"}}, "expected float"),
+        ({"rollout": {"group_size": 1}}, "group_size at least 2"),
+    ],
+)
+def test_wrong_values_are_refused(values, message):
+    with pytest.raises(ConfigError, match=message):
+        build_config({**BASE, **values})
+
+
+def test_missing_model_and_broken_file_are_one_sentence(tmp_path):
+    with pytest.raises(ConfigError, match="no model was given"):
+        build_config({"task": "chain"})
+    (tmp_path / "bad.toml").write_text("steps = = 3")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        read_recipe(tmp_path / "bad.toml")
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_shipped_recipes_fit_their_models(path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    config = build_config(read_recipe(path))
+    found = estimate(config, TASKS.load(config.task)(None))
+    assert found["fits"]
+    shape = {
+        "llama-3.1-8b-r1": ("32x8", 8_030_261_248, 23_680),
+        "qwen2.5-7b-r1": ("28x4", 7_615_616_512, 23_680),
+        "qwen3-4b-thinking": ("36x8", 4_022_468_096, 23_680),
+    }
+    if path.stem in shape:
+        assert (found["kv_heads"], found["parameters"], found["rollouts"]) == shape[path.stem]
+
+
+def test_checkpointing_keeps_one_number_per_layer_token_and_channel():
+    sizes, own = sizes_of("embedded")
+    assert own
+    plain = training_bytes(sizes, 4, 250, checkpointing=False, head_chunk=1 << 25, kind="cpu")
+    sparing = training_bytes(sizes, 4, 250, checkpointing=True, head_chunk=1 << 25, kind="cpu")
+    one_layer = plain["activation_bytes"] // sizes.layers
+    kept = sizes.layers * 4 * 250 * sizes.hidden * sizes.spec.dtype_bytes
+    assert sparing["activation_bytes"] == one_layer + kept
