@@ -32,7 +32,7 @@ class SlotPlan:
         >>> spec = ModelSpec("m", "", num_layers=2, num_kv_heads=4, num_query_heads=8, head_dim=64)
         >>> plan = SlotPlan(spec, Budget(0.5), layer=0, slot_overhead=8)
         >>> plan.slots(80), plan.slots(1000), Budget(0.5).tokens_per_head(1000)
-        (80, 522, 540)
+        (80, 523, 540)
     """
 
     spec: ModelSpec
