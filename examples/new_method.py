@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 import rlkv
 from rlkv.core.budget import Budget
 from rlkv.hf.attach import attach_method
+from rlkv.hf.compat import with_cache
 from rlkv.methods.base import HeadSplitMethod
 
 
@@ -37,7 +38,7 @@ def main() -> None:
     method = EveryOtherLayer(loaded.spec, Budget(sparsity=0.5))
     with attach_method(loaded.model, method) as session, torch.inference_mode():
         cache = session.new_cache()
-        loaded.model(torch.ones(1, 200, dtype=torch.int64), cache=cache)
+        loaded.model(torch.ones(1, 200, dtype=torch.int64), **with_cache(loaded.model, {}, cache))
         full = loaded.spec.kv_bytes(200)
         print(f"{cache.nbytes():,} of {full:,} bytes ({cache.nbytes() / full:.0%})")
 

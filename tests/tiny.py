@@ -13,6 +13,7 @@ from transformers import (
 )
 
 from rlkv.attention.reference import reference_attention
+from rlkv.hf.compat import cache_argument
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral")
 SINK, RECENT = 4, 12
@@ -54,6 +55,11 @@ def tiny_model(
             if "q_proj.weight" in name or "k_proj.weight" in name:
                 parameter.mul_(6.0)
     return model.eval().requires_grad_(False)
+
+
+def holding(model: PreTrainedModel, cache: object) -> dict[str, object]:
+    """The forward or generate argument that passes ``cache``, whatever this version calls it."""
+    return {cache_argument(model): cache}
 
 
 def random_tokens(rows: int, columns: int, seed: int = 0) -> torch.Tensor:

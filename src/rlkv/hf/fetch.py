@@ -183,7 +183,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     if not same or retokenizer.decode(retokenizer(_PROBE).input_ids) != _PROBE:
         raise DataError(
             "the converted smollm2 does not reproduce the original's logits or text; the installed "
-            "transformers reads this GGUF file wrongly: try another version (5.2 to 5.24 work)"
+            "transformers reads this GGUF file wrongly: try another version (5.19 to 5.24 work)"
         )
 
 

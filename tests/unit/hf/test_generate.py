@@ -10,7 +10,7 @@ from rlkv.errors import ConfigError, UnsupportedFeatureError, UnsupportedModelEr
 from rlkv.gates import Gates
 from rlkv.hf.attach import attach_gates, compress
 from rlkv.methods.base import MethodOptions
-from tests.tiny import SINK, random_tokens, tiny_model
+from tests.tiny import SINK, holding, random_tokens, tiny_model
 from tests.unit.hf.test_parity import MASK, WINDOW, compressed, profile_of
 
 OPTIONS = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
@@ -82,9 +82,9 @@ def test_second_turn_with_the_same_cache_equals_one_conversation(model):
     first, second = random_tokens(1, 25, seed=13), random_tokens(1, 9, seed=14)
     with compressed(model) as session:
         cache = session.new_cache()
-        answer = model.generate(first, cache=cache, max_new_tokens=20, **OPTIONS)
+        answer = model.generate(first, **holding(model, cache), max_new_tokens=20, **OPTIONS)
         whole = torch.cat([answer, second], 1)
-        reused = model.generate(whole, cache=cache, max_new_tokens=20, **OPTIONS)
+        reused = model.generate(whole, **holding(model, cache), max_new_tokens=20, **OPTIONS)
         fresh = model.generate(whole, max_new_tokens=20, **OPTIONS)
     assert torch.equal(reused, fresh)
 
@@ -95,7 +95,7 @@ def test_local_heads_stay_constant_while_full_heads_grow(model):
     full, local = int(MASK.sum()), int((1 - MASK).sum())
     with compressed(model) as session:
         cache = session.new_cache()
-        model.generate(tokens, cache=cache, max_new_tokens=51, **OPTIONS)
+        model.generate(tokens, **holding(model, cache), max_new_tokens=51, **OPTIONS)
         window = sum(WINDOW.values())
         # the last sampled token is not in the cache yet
         assert cache.nbytes() == (full * 100 + local * window) * per_token_head
@@ -104,12 +104,12 @@ def test_local_heads_stay_constant_while_full_heads_grow(model):
 def test_other_caches_are_refused(model):
     tokens = random_tokens(1, 10)
     used = DynamicCache(config=model.config)
-    model(tokens, cache=used)
+    model(tokens, **holding(model, used))
     with compressed(model):
         with pytest.raises(UnsupportedFeatureError, match="DynamicCache with 10 tokens"):
-            model(tokens, cache=used)
+            model(tokens, **holding(model, used))
         with pytest.raises(UnsupportedFeatureError, match="cache_implementation"):
-            model(tokens, cache=StaticCache(config=model.config, max_cache_len=64))
+            model(tokens, **holding(model, StaticCache(config=model.config, max_cache_len=64)))
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,17 @@ import rlkv
 from rlkv.core.head_profile import HeadProfile
 from rlkv.gates import Gates
 from rlkv.hf.attach import attach_gates, compress, spec_of
+from rlkv.hf.compat import given_cache
 from rlkv.methods.base import MethodOptions
-from tests.tiny import ARCHITECTURES, RECENT, SINK, random_tokens, reference_logits, tiny_model
+from tests.tiny import (
+    ARCHITECTURES,
+    RECENT,
+    SINK,
+    holding,
+    random_tokens,
+    reference_logits,
+    tiny_model,
+)
 
 TOLERANCE = 1e-5
 WINDOW = {"sink": SINK, "recent": RECENT}
@@ -54,10 +63,10 @@ def chunked_logits(model, tokens, sizes, mask=None):
                 tokens[:, start:stop],
                 attention_mask=seen,
                 position_ids=positions,
-                cache=cache,
+                **holding(model, cache),
                 use_cache=True,
             )
-        cache, start = out.cache, stop
+        cache, start = given_cache(dict(out)), stop
         parts.append(out.logits)
     assert start == tokens.shape[1]
     return torch.cat(parts, 1)

@@ -13,6 +13,7 @@ from rlkv.gates import Gates
 from rlkv.hf.attach import attach_gates, compress
 from rlkv.hf.engine import left_padded
 from rlkv.hf.loading import load_model
+from tests.tiny import holding
 
 pytestmark = pytest.mark.slow
 # float32 logits of a 30-layer model reach 30: 1e-5 relative to that
@@ -56,7 +57,7 @@ def test_split_cache_equals_masked_dense_on_real_text(loaded, tokens):
         with attach_gates(loaded.model, gates, spec=loaded.spec):
             dense = loaded.model(tokens, use_cache=False).logits
         with compress(loaded.model, profile=profile, spec=loaded.spec) as session:
-            split = loaded.model(tokens, cache=session.new_cache()).logits
+            split = loaded.model(tokens, **holding(loaded.model, session.new_cache())).logits
     assert (split - dense).abs().max() < TOLERANCE
 
 
