@@ -17,7 +17,7 @@ from rlkv.train.advantage import batch_advantages, group_advantages, is_live
 from rlkv.train.backends.base import Backend
 from rlkv.train.config import TrainConfig
 from rlkv.train.penalty import penalty_weight
-from rlkv.train.problems import SeededStream[Problem]
+from rlkv.train.problems import Problem, SeededStream
 from rlkv.train.rollout import Group
 from rlkv.train.unit import Alpha, GradientSum, Solution, UnitResult
 
