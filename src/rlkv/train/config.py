@@ -227,7 +227,7 @@ class TrainConfig:
     data: str | None = None
     """Local JSON-lines file that replaces the task's own data."""
     reward_function: str | None = None
-    """``package.module:name`` of a function in TRL's signature that replaces the task's verifier."""
+    """``package.module:name`` of a function in TRL's signature; replaces the task's verifier."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     """How completions are drawn."""
     loss: LossConfig = field(default_factory=LossConfig)
