@@ -61,14 +61,17 @@ class Train:
 
     def run(self) -> int:
         """Trains and prints a summary; returns the exit status."""
+        from rlkv.train.rewards import task_of
+
         config = self._config()
-        task = _task_of(config)
+        task = task_of(config)
         if self.dry_run:
             return self._estimate(config, task)
         output = self._output(config)
         from rlkv.hf.loading import load_model, model_spec
 
-        _require_fitting(config, model_spec(config.model))
+        model_spec(config.model)  # an unsupported model fails here
+        _require_usable(config, task)
         loaded = load_model(config.model, dtype=config.dtype, device=self.device)  # type: ignore[arg-type]
         result = self._train(config, loaded, task, output)
         self._print(config, result, output)
@@ -174,15 +177,9 @@ class Train:
         return 0
 
 
-def _task_of(config: TrainConfig) -> Task:
-    from rlkv.registry import TASKS
-
-    return TASKS.load(config.task)(config.data)
-
-
-def _require_fitting(config: TrainConfig, spec: object) -> None:
+def _require_usable(config: TrainConfig, task: Task) -> None:
     """Checks what can be checked before weights load."""
     from rlkv.core.budget import Budget
 
     Budget(config.monitor.sparsity, config.sink, config.recent)
-    next(iter(_task_of(config).examples(1, split="train")), None)
+    next(iter(task.examples(1, split="train")), None)  # unreadable data fails here

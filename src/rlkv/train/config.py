@@ -226,6 +226,8 @@ class TrainConfig:
     """Type of the weights: auto, float32, bfloat16 or float16."""
     data: str | None = None
     """Local JSON-lines file that replaces the task's own data."""
+    reward_function: str | None = None
+    """``package.module:name`` of a function in TRL's signature; replaces the task's verifier."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     """How completions are drawn."""
     loss: LossConfig = field(default_factory=LossConfig)

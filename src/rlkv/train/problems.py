@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from rlkv.core.engine import Prompt
 from rlkv.errors import ConfigError, DataError
@@ -13,6 +14,8 @@ from rlkv.hf.forced import encode_gold
 from rlkv.hf.loading import LoadedModel
 from rlkv.tasks.base import Example, Split, Task
 from rlkv.tasks.forced import span_token_ranges
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,28 +75,28 @@ def load_problems(
     return problems
 
 
-class ProblemStream:
-    """Endless problems in seeded order: every problem once, then all again in another order.
+class SeededStream(Generic[T]):
+    """Endless items in seeded order: every item once, then all again in another order.
 
     Args:
-        problems: What to draw from.
-        seed: Seed of the order.
+        items: What to draw from.
+        seed: Names the order.
     """
 
-    def __init__(self, problems: list[Problem], seed: int) -> None:
-        if not problems:
-            raise ConfigError("there is no problem to train on; raise rollout.problems")
-        self.problems, self.seed = problems, seed
+    def __init__(self, items: Sequence[T], seed: str) -> None:
+        if not items:
+            raise ConfigError("there is nothing to train on; raise rollout.problems")
+        self.items, self.seed = items, seed
         self._epoch, self._order = -1, list[int]()
 
-    def take(self, start: int, count: int) -> list[Problem]:
-        """Problems number ``start`` to ``start + count`` of the stream."""
+    def take(self, start: int, count: int) -> list[T]:
+        """Items number ``start`` to ``start + count`` of the stream."""
         return [self._at(index) for index in range(start, start + count)]
 
-    def _at(self, index: int) -> Problem:
-        epoch, place = divmod(index, len(self.problems))
+    def _at(self, index: int) -> T:
+        epoch, place = divmod(index, len(self.items))
         if epoch != self._epoch:
-            self._order = list(range(len(self.problems)))
-            random.Random(f"{self.seed}/order/{epoch}").shuffle(self._order)
+            self._order = list(range(len(self.items)))
+            random.Random(f"{self.seed}/{epoch}").shuffle(self._order)
             self._epoch = epoch
-        return self.problems[self._order[place]]
+        return self.items[self._order[place]]

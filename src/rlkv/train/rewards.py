@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Protocol
 
 from rlkv.errors import ConfigError
+from rlkv.registry import TASKS
+from rlkv.tasks.base import Task
+from rlkv.train.config import TrainConfig
 from rlkv.verifiers.base import Score, Verifier
 
 Text = str | Sequence[dict[str, str]]
@@ -89,3 +93,38 @@ class FunctionVerifier:
         if self.threshold is not None:
             value = float(value >= self.threshold)
         return Score(value, completion, "correct" if value == 1.0 else "wrong")
+
+
+def load_function(spec: str) -> RewardFunction:
+    """The reward function that ``package.module:name`` names.
+
+    Raises:
+        ConfigError: There is no such function.
+    """
+    module_name, _, name = spec.partition(":")
+    try:
+        function = getattr(import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"reward function {spec!r} cannot be imported ({error}), expected package.module:name; "
+            "check that the module is on the Python path"
+        ) from error
+    if not callable(function):
+        raise ConfigError(
+            f"reward function {spec!r} is a {type(function).__name__}, not a function"
+        )
+    return function
+
+
+def task_of(config: TrainConfig) -> Task:
+    """The task of a run, rewarded by the run's own function where it names one.
+
+    Raises:
+        UnknownNameError: The task is unknown.
+        ConfigError: The reward function cannot be imported.
+    """
+    task: Task = TASKS.load(config.task)(config.data)
+    if config.reward_function is not None:
+        function = load_function(config.reward_function)
+        task.verifier = FunctionVerifier(function)  # type: ignore[assignment]
+    return task

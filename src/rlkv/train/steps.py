@@ -6,7 +6,6 @@ order, so that the sum has the same bits whoever worked.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -18,7 +17,7 @@ from rlkv.train.advantage import batch_advantages, group_advantages, is_live
 from rlkv.train.backends.base import Backend
 from rlkv.train.config import TrainConfig
 from rlkv.train.penalty import penalty_weight
-from rlkv.train.problems import ProblemStream
+from rlkv.train.problems import Problem, SeededStream
 from rlkv.train.rollout import Group
 from rlkv.train.unit import Alpha, GradientSum, Solution, UnitResult
 
@@ -68,7 +67,7 @@ def penalty_gradient(alpha: Alpha, weight: float) -> NDArray[np.float64]:
 
 def policy_step(
     backend: Backend,
-    stream: ProblemStream,
+    stream: SeededStream[Problem],
     alpha: Alpha,
     config: TrainConfig,
     *,
@@ -110,7 +109,7 @@ def policy_step(
 
 def sampled_groups(
     backend: Backend,
-    stream: ProblemStream,
+    stream: SeededStream[Problem],
     alpha: Alpha,
     config: TrainConfig,
     *,
@@ -185,14 +184,15 @@ def update_step(
 
 
 def distill_step(
-    backend: Backend, solutions: Sequence[Solution], alpha: Alpha, config: TrainConfig, step: int
+    backend: Backend,
+    stream: SeededStream[Solution],
+    alpha: Alpha,
+    config: TrainConfig,
+    step: int,
 ) -> StepGradient:
     """One dense step: KL(full ‖ gated) on some solutions, plus the L1 pressure."""
-    rng = random.Random(f"{config.seed}/warm/{step // max(1, len(solutions) // config.warm.rows)}")
-    order = list(range(len(solutions)))
-    rng.shuffle(order)
-    start = (step * config.warm.rows) % max(1, len(order) - config.warm.rows + 1)
-    chosen = [solutions[i] for i in order[start : start + config.warm.rows]]
+    rows = config.warm.rows
+    chosen = stream.take(step * rows, rows)
     units = chunks(chosen, config.loss.micro_rows)
     sums: list[GradientSum] = backend.map("distill", [(unit, alpha) for unit in units])
     tokens = sum(part.tokens for part in sums)

@@ -35,7 +35,7 @@ from rlkv.train.checkpoint import Checkpoint, Progress
 from rlkv.train.config import TrainConfig
 from rlkv.train.metrics import MetricsFile, step_row
 from rlkv.train.monitor import collapse_alarm, is_stable, method_rewards
-from rlkv.train.problems import Problem, ProblemStream, load_problems
+from rlkv.train.problems import Problem, SeededStream, load_problems
 from rlkv.train.self_distillation import collect
 from rlkv.train.steps import (
     StepGradient,
@@ -130,20 +130,22 @@ class Trainer:
             problems = [problem for problem in problems if problem.key in solved]
         elif "warm" in phases and self.config.warm.steps:
             solutions = self._solutions(problems, self.config.warm.solutions)
-        stream = ProblemStream(problems, self.config.seed)
+        seed = self.config.seed
+        stream = SeededStream(problems, f"{seed}/order")
+        imitated = SeededStream(solutions, f"{seed}/warm") if solutions else None
         self.watch.started(sum(self._phase_steps(phase) for phase in phases))
         for number in range(self.progress.phase, len(phases)):
             if number > self.progress.phase:
                 self.progress = replace(self.progress, phase=number, step=0)
                 self.recent, self._adam = [], {}
-            self._phase(phases[number], solutions, stream, held_out)
+            self._phase(phases[number], imitated, stream, held_out)
         return self._finish()
 
     def _phase(
         self,
         phase: str,
-        solutions: Sequence[Solution],
-        stream: ProblemStream,
+        solutions: SeededStream[Solution] | None,
+        stream: SeededStream[Problem],
         held_out: Sequence[Problem],
     ) -> None:
         """Steps of one phase, until its end or until the kept heads are stable."""
@@ -151,7 +153,7 @@ class Trainer:
         every = self.config.monitor.every
         steps = self._phase_steps(phase)
         while self.progress.step < steps and not self._is_stable():
-            if phase == "warm":
+            if phase == "warm" and solutions is not None:
                 step = distill_step(
                     self.backend, solutions, self.alpha, self.config, self.progress.step
                 )
@@ -167,7 +169,9 @@ class Trainer:
             if last or self.progress.total_steps % self.config.checkpoint_every == 0:
                 self._save(optimizer)
 
-    def _policy_step(self, optimizer: torch.optim.Optimizer, stream: ProblemStream) -> StepGradient:
+    def _policy_step(
+        self, optimizer: torch.optim.Optimizer, stream: SeededStream[Problem]
+    ) -> StepGradient:
         """One batch of rollouts and the update, or updates, made with it."""
         config, drawn = self.config, self.progress.drawn
         seed = config.seed * 1_000_000 + self.progress.step

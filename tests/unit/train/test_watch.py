@@ -9,7 +9,8 @@ from importlib.machinery import ModuleSpec
 import pytest
 
 from rlkv.errors import ConfigError, MissingExtraError
-from rlkv.train.rewards import FunctionVerifier, verifier_reward
+from rlkv.train.config import TrainConfig
+from rlkv.train.rewards import FunctionVerifier, task_of, verifier_reward
 from rlkv.train.trackers import TrackedWatch
 from rlkv.train.watch import NO_WATCH
 from rlkv.verifiers.base import ExactVerifier
@@ -50,3 +51,16 @@ def test_reward_function_as_verifier_thresholds_partial_credit():
     assert FunctionVerifier(half)("x", "y").reward == 0.5
     assert FunctionVerifier(half, threshold=1.0)("x", "y").reward == 0.0
     assert FunctionVerifier(half)("", "y").reason == "no_answer"
+
+
+def count_sevens(prompts, completions, completion_ids, **columns):
+    return [float("7" in text) for text in completions]
+
+
+def test_a_run_s_own_function_replaces_the_verifier():
+    own = f"{__name__}:count_sevens"
+    task = task_of(TrainConfig("embedded", "chain", reward_function=own))
+    assert (task.verifier("a7", "0").reward, task.verifier("a8", "0").reward) == (1.0, 0.0)
+    for wrong in ("nowhere:f", f"{__name__}:missing", "no_colon"):
+        with pytest.raises(ConfigError, match=r"package\.module:name"):
+            task_of(TrainConfig("embedded", "chain", reward_function=wrong))

@@ -9,7 +9,7 @@ import pytest
 
 from rlkv.train.backends.local import LocalBackend
 from rlkv.train.config import LossConfig, RolloutConfig, TrainConfig
-from rlkv.train.problems import ProblemStream, load_problems
+from rlkv.train.problems import SeededStream, load_problems
 from rlkv.train.self_distillation import gold_solutions
 from rlkv.train.steps import batch_of, policy_step, sampled_groups, update_step
 from rlkv.train.unit import Solution
@@ -74,7 +74,7 @@ def test_rollouts_do_not_depend_on_the_unit_they_are_in(worker, problems, alpha)
 
 
 def test_step_is_the_sum_of_its_units(worker, problems, alpha):
-    stream = ProblemStream(problems, seed=0)
+    stream = SeededStream(problems, "0")
     step = policy_step(LocalBackend(worker), stream, alpha, CONFIG, drawn=0, seed=5)
     units = [worker.unit(stream.take(start, 3), alpha, 5) for start in (0, 3)]
     assert step.rewards == tuple(group for unit in units for group in unit.rewards)
@@ -167,7 +167,7 @@ def test_forced_rollouts_reward_exactly_the_gold_spans(loaded, alpha):
 def test_second_update_uses_the_first_one_s_probabilities(worker, problems, alpha):
     config = replace(CONFIG, loss=replace(CONFIG.loss, updates=2, advantage="batch"))
     backend = LocalBackend(worker)
-    stream = ProblemStream(problems, seed=0)
+    stream = SeededStream(problems, "0")
     batch = batch_of(sampled_groups(backend, stream, alpha, config, drawn=0, seed=1), config)
     first, old = update_step(backend, batch, alpha, config, None)
     again, _ = update_step(backend, batch, alpha, config, old)
@@ -198,3 +198,11 @@ def test_the_full_model_can_judge_in_place_of_a_verifier(loaded, problems, alpha
         assert set(rewards) <= {0.0, 1.0}
     else:
         assert len(set(rewards)) > 4  # a probability, different for each completion
+
+
+def test_a_stream_gives_every_item_once_an_epoch_whatever_was_taken_before():
+    stream = SeededStream(list("abcde"), "s")
+    first, second = stream.take(0, 5), stream.take(5, 5)
+    assert sorted(first) == sorted(second) == list("abcde")
+    assert first != second
+    assert SeededStream(list("abcde"), "s").take(3, 4) == first[3:] + second[:2]

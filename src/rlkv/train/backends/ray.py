@@ -146,11 +146,11 @@ class RayBackend:
 def _factory(config: TrainConfig, device: str, gpus: int) -> WorkerFactory:
     def make() -> Worker:
         from rlkv.hf.loading import load_model
-        from rlkv.registry import TASKS
+        from rlkv.train.rewards import task_of
 
         split = {"device": None, "device_map": "auto"} if gpus > 1 else {"device": device}
         loaded = load_model(config.model, dtype=config.dtype, **split)  # type: ignore[arg-type]
-        return Worker(loaded, TASKS.load(config.task)(config.data), config)
+        return Worker(loaded, task_of(config), config)
 
     return make
 

@@ -1,0 +1,63 @@
+"""The memory model against what a training pass really holds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from rlkv.hf.loading import load_model
+from rlkv.registry import TASKS
+from rlkv.train.config import LossConfig, TrainConfig
+from rlkv.train.estimate import sizes_of, training_bytes
+from rlkv.train.unit import Solution
+from rlkv.train.worker import Worker
+
+
+class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
+    """Bytes of the different tensors that autograd keeps, weights left out."""
+
+    def __init__(self, model):
+        self.known = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        self.total = 0
+        self.alive = []
+
+        def keep(tensor):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in self.known:
+                self.known.add(storage.data_ptr())
+                self.total += storage.nbytes()
+                self.alive.append(storage)  # so that no address is used twice
+            return tensor
+
+        super().__init__(keep, lambda tensor: tensor)
+
+
+def saved_bytes(name: str, rows: int, tokens: int, checkpointing: bool, dtype: str) -> int:
+    loaded = load_model(name, dtype=dtype)
+    loss = LossConfig(micro_rows=rows, gradient_checkpointing=checkpointing)
+    worker = Worker(loaded, TASKS.load("chain")(), TrainConfig(name, "chain", loss=loss))
+    ids = torch.randint(5, 90, (rows, tokens), generator=torch.Generator().manual_seed(0))
+    solutions = [
+        Solution(str(i), tuple(row), tuple(range(tokens - 8, tokens)), 8)
+        for i, row in enumerate(ids.tolist())
+    ]
+    alpha = np.full(loaded.spec.shape, 0.9, dtype=np.float32)
+    for solution in solutions:  # the teacher's outputs are another matter
+        worker._set(alpha)
+        with worker._attached():
+            worker._teacher_hidden(solution)
+    with SavedBytes(loaded.model) as saved:
+        worker.distill(solutions, alpha)
+    return saved.total
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
+def test_saved_activations_are_as_predicted(checkpointing):
+    rows, tokens = 4, 200
+    found = saved_bytes("embedded", rows, tokens, checkpointing, "float32")
+    sizes, _ = sizes_of("embedded")
+    model = training_bytes(
+        sizes, rows, tokens, checkpointing=checkpointing, head_chunk=1 << 25, kind="cpu"
+    )
+    assert found == pytest.approx(model["activation_bytes"], rel=0.25)
