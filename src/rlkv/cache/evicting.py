@@ -160,10 +160,12 @@ class EvictingLayer(CacheLayer):
         if self.scores is not None:
             self.scores.scatter_(2, free, 0.0)
         self.counts = [count + 1 for count in self.counts]
+        # where slots fill up in order, those that no row has reached need no mask
+        used = max(self.counts) if self.keeps_order else self.positions.shape[2]
         mask = None
-        if min(self.counts) < self.positions.shape[2]:
-            mask = (self.positions >= 0)[:, :, None]
-        return HeadGroup(slice(None), self.keys, self.values, mask)
+        if min(self.counts) < used:
+            mask = (self.positions[:, :, :used] >= 0)[:, :, None]
+        return HeadGroup(slice(None), self.keys[:, :, :used], self.values[:, :, :used], mask)
 
     def _join(self, keys: Tensor, values: Tensor, step: Step) -> Tokens:
         """Everything held, followed by the new tokens."""

@@ -89,17 +89,16 @@ def redundancy(keys: Tensor, real: Tensor) -> Tensor:
     unit = unit / (unit.norm(dim=-1, keepdim=True) + 1e-8)
     unit = unit.masked_fill(~real[..., None], 0.0)
     tokens = keys.shape[2]
-    column = torch.arange(tokens, device=keys.device)
-    first = real.to(torch.int8).argmax(dim=-1)[..., None]
+    column = torch.arange(tokens, device=keys.device, dtype=torch.int32)
+    first = real.to(torch.int8).argmax(dim=-1).to(torch.int32)[..., None, None]
     total = torch.zeros(keys.shape[:3], dtype=torch.float32, device=keys.device)
     for start in range(0, tokens, _BLOCK):  # tokens x tokens is never held at once
         stop = min(start + _BLOCK, tokens)
         cosine = torch.matmul(unit[:, :, start:stop], unit.transpose(-1, -2))
-        own = column[start:stop, None] == column
-        cosine = cosine.masked_fill(own, 0.0)
+        cosine.diagonal(offset=start, dim1=-2, dim2=-1).zero_()
         # as in the authors' code, a key without near-duplicate forgives the first key
-        newest = torch.where(cosine > _THRESHOLD, column, first[..., None]).amax(dim=-1)
-        cosine.scatter_(3, newest[..., None], 0.0)
+        newest = torch.where(cosine > _THRESHOLD, column, first).amax(dim=-1, keepdim=True)
+        cosine.scatter_(3, newest.long(), 0.0)
         total += cosine.sum(dim=2)
     mean = total / real.sum(dim=-1, keepdim=True)
     return mean.masked_fill(~real, -torch.inf).softmax(dim=-1)
