@@ -36,7 +36,7 @@ class Serve:
     any_model: bool = False
     """Accept a profile that was made for another model of the same shape."""
     vllm_args: str = ""
-    """Further options for vLLM in one string, such as "--max-num-seqs 64"."""
+    """Further options for vLLM in one string, such as --vllm-args="--max-num-seqs 64"."""
 
     def run(self) -> int:
         """Checks everything, then becomes the server."""

@@ -161,6 +161,16 @@ class CPUWindowImpl(AttentionImpl[WindowMetadata]):
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self._window = sink + recent
         self._isa = ""
+        # the cache is bound once; its views are the same in every step
+        self._viewed: tuple[int, torch.Tensor, torch.Tensor] | None = None
+
+    def _views(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Key and value halves of all units, (units, 1, UNIT, head_dim) each."""
+        address = kv_cache.data_ptr()
+        if self._viewed is None or self._viewed[0] != address:
+            keys, values = unit_view(kv_cache).chunk(2, dim=2)
+            self._viewed = (address, keys, values)
+        return self._viewed[1:]
 
     def forward(
         self,
@@ -192,7 +202,7 @@ class CPUWindowImpl(AttentionImpl[WindowMetadata]):
         tokens, tiles = attn_metadata.tokens, attn_metadata.tiles
         if not self._isa:
             self._isa = window_isa(key.dtype, self.head_size)
-        key_units, value_units = unit_view(kv_cache).chunk(2, dim=2)
+        key_units, value_units = self._views(kv_cache)
         ops.cpu_attn_reshape_and_cache(
             key[:tokens].reshape(-1, 1, self.head_size),
             value[:tokens].reshape(-1, 1, self.head_size),
