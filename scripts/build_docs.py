@@ -28,6 +28,7 @@ COMMANDS = (
     ["profile", "show"],
     ["profile", "heads"],
     ["profile", "import"],
+    ["profile", "make"],
     ["serve"],
     ["plan"],
     ["bench", "decode"],

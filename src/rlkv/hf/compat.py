@@ -1,6 +1,7 @@
 """Every difference between transformers versions that RLKV meets, nowhere else.
 
-Supported: transformers 5.19 to 5.24 (tested at both ends). A function's docstring names the versions it bridges.
+Supported: transformers 5.19 to 5.24, tested at both ends. A function's docstring names the versions
+it bridges.
 """
 
 from __future__ import annotations
