@@ -221,3 +221,23 @@ def test_gate_gradient_equals_finite_differences():
 def test_public_names_are_lazy_and_complete():
     for name in rlkv.__all__:
         assert getattr(rlkv, name) is not None
+
+
+def test_query_blocks_do_not_show_in_logits_or_gradients(monkeypatch):
+    from rlkv.attention import mixed
+
+    model = tiny_model("qwen3")
+    tokens = random_tokens(2, 60)
+    mask = torch.ones_like(tokens)
+    mask[1, :9] = 0
+    found = []
+    for least, chunk in ((128, 1 << 19), (7, 1)):
+        monkeypatch.setattr(mixed, "_LEAST_BLOCK", least)
+        monkeypatch.setitem(mixed._CHUNK_ELEMENTS, "cpu", chunk)
+        gates = Gates(spec_of(model).shape, 0.4)
+        with attach_gates(model, gates, **WINDOW):
+            logits = model(tokens, attention_mask=mask).logits[:, 9:]
+        logits.square().sum().backward()
+        found.append((logits.detach(), gates.alpha.grad / gates.alpha.grad.abs().max()))
+    torch.testing.assert_close(found[0][0], found[1][0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found[0][1], found[1][1], atol=1e-4, rtol=1e-4)
