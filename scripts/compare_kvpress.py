@@ -6,6 +6,8 @@ kvpress 0.5.5 needs transformers < 5.3, so it lives in an environment of its own
     kvpress-env/bin/pip install kvpress==0.5.5 transformers==5.2.0
     PYTHONPATH=src kvpress-env/bin/python scripts/compare_kvpress.py
 
+RLKV is installed for newer transformers; what this script uses of it runs on 5.2 too.
+
 SnapKV must choose the same prompt tokens in both. The other rows show what kvpress does in decode
 that a fair comparison cannot build on, each with RLKV's behaviour beside it. Exit status 1 where a
 row did not come out as stated.

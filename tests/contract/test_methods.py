@@ -21,7 +21,7 @@ from rlkv.hf.engine import HFEngine
 from rlkv.hf.loading import LoadedModel
 from rlkv.methods.base import EvictingMethod, MethodOptions
 from rlkv.registry import METHODS
-from tests.tiny import random_tokens, tiny_model
+from tests.tiny import holding, random_tokens, tiny_model
 from tests.unit.hf.test_engine import word_tokenizer
 from tests.unit.hf.test_parity import chunked_logits
 
@@ -121,7 +121,7 @@ def test_never_above_the_budget_and_nbytes_is_the_real_size(model, case):
         cache, empty, start = session.new_cache(), session.new_cache(), 0
         for size in [PROMPT] + [1] * DECODE:
             with torch.no_grad():
-                model(tokens[:, start : start + size], cache=cache, use_cache=True)
+                model(tokens[:, start : start + size], **holding(model, cache), use_cache=True)
             start += size
             assert cache.nbytes() <= 2 * budget.kv_bytes(session.spec, start) * spare, start
             assert cache.nbytes() == stored_bytes(cache, empty), start
@@ -134,7 +134,7 @@ def test_never_above_the_budget_from_a_short_prompt(model, case):
         cache = session.new_cache()
         for start in range(tokens.shape[1]):
             with torch.no_grad():
-                model(tokens[:, start : start + 1], cache=cache, use_cache=True)
+                model(tokens[:, start : start + 1], **holding(model, cache), use_cache=True)
             allowed = budget.kv_bytes(session.spec, start + 1)
             assert cache.nbytes() <= allowed * (1 + 1 / 128), start
 
@@ -148,10 +148,10 @@ def test_equal_bytes_within_one_percent_of_the_head_split(model, case, sparsity)
     split = split_bytes(model, tokens[:, :1000], sparsity)
     with compressed(model, case, sparsity) as session, torch.no_grad():
         cache = session.new_cache()
-        model(tokens[:, :1000], cache=cache, use_cache=True)
+        model(tokens[:, :1000], **holding(model, cache), use_cache=True)
         assert 0.99 <= cache.nbytes() / split <= 1.0
         for i in range(1000, 1030):
-            model(tokens[:, i : i + 1], cache=cache, use_cache=True)
+            model(tokens[:, i : i + 1], **holding(model, cache), use_cache=True)
             assert 0.99 <= cache.nbytes() / budget.kv_bytes(session.spec, i + 1) <= 1.01, i
 
 
@@ -159,7 +159,7 @@ def split_bytes(model, tokens, sparsity) -> int:
     """Measured bytes of the head split after a prompt."""
     with compress(model, method="random_heads", sparsity=sparsity, **WINDOW) as session:
         cache = session.new_cache()
-        model.get_decoder()(tokens, cache=cache, use_cache=True)
+        model(tokens, **holding(model, cache), use_cache=True)
         return cache.nbytes()
 
 
@@ -210,10 +210,12 @@ def test_reordered_rows_go_on_as_the_rows_they_were(model, case):
         cache = session.new_cache()
         with torch.no_grad():
             for start, stop in [(0, PROMPT), *((i, i + 1) for i in range(PROMPT, PROMPT + 30))]:
-                model(tokens[:, start:stop], cache=cache, use_cache=True)
+                model(tokens[:, start:stop], **holding(model, cache), use_cache=True)
             cache.select_rows(rows)
             for i in range(PROMPT + 30, PROMPT + 60):
-                found = model(tokens[rows, i : i + 1], cache=cache, use_cache=True).logits
+                found = model(
+                    tokens[rows, i : i + 1], **holding(model, cache), use_cache=True
+                ).logits
                 assert (found[:, 0] - straight[:, i]).abs().max() <= TOLERANCE, i
 
 
@@ -262,10 +264,10 @@ def test_reset_serves_a_new_batch(model, case):
     first, second = random_tokens(2, 90, seed=11), random_tokens(3, 70, seed=12)
     with compressed(model, case) as session, torch.no_grad():
         cache = session.new_cache()
-        model(first, cache=cache, use_cache=True)
+        model(first, **holding(model, cache), use_cache=True)
         cache.reset()
         assert cache.nbytes() == 0
-        again = model(second, cache=cache, use_cache=True).logits
+        again = model(second, **holding(model, cache), use_cache=True).logits
         assert torch.equal(again, model(second, use_cache=True).logits)
 
 
