@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from rlkv.core.budget import Budget
 
 
 @dataclass(frozen=True)
@@ -17,8 +20,8 @@ class Serve:
     """Head profile; without one, and with --sparsity 0, the model is served uncompressed."""
     sparsity: float = 0.5
     """Share of KV heads to compress."""
-    engine: Literal["vllm"] = "vllm"
-    """What serves: vLLM with the RLKV plugin."""
+    engine: Literal["vllm", "hf"] = "vllm"
+    """What serves: vLLM with the RLKV plugin, or a small reference server over transformers."""
     host: str = "127.0.0.1"
     """Address to listen on; other machines reach 0.0.0.0 only."""
     port: int = 8000
@@ -35,17 +38,27 @@ class Serve:
     """Last tokens that a compressed head keeps; at least 16."""
     any_model: bool = False
     """Accept a profile that was made for another model of the same shape."""
+    batch_size: int = 16
+    """Requests decoded together by --engine hf."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of the weights with --engine hf; for vLLM use --vllm-args="--dtype float32"."""
+    device: str = "cpu"
+    """Where the model runs with --engine hf, such as cpu or cuda:0."""
     vllm_args: str = ""
     """Further options for vLLM in one string, such as --vllm-args="--max-num-seqs 64"."""
 
     def run(self) -> int:
-        """Checks everything, then becomes the server."""
+        """Checks everything, then serves until it is told to stop."""
         from rlkv.core.budget import Budget
+
+        budget = Budget(self.sparsity, self.sink, self.recent)
+        return self._serve_hf() if self.engine == "hf" else self._serve_vllm(budget)
+
+    def _serve_vllm(self, budget: Budget) -> int:
         from rlkv.hf.loading import model_config, model_spec
         from rlkv.hf.sources import resolve_model
         from rlkv.serve.launch import ServerOptions, require_servable, require_vllm, start_server
 
-        budget = Budget(self.sparsity, self.sink, self.recent)
         require_vllm()
         source = resolve_model(self.model)
         options = ServerOptions(
@@ -64,6 +77,48 @@ class Serve:
         config = model_config(self.model)
         require_servable(options, model_spec(self.model), config.architectures or [])
         start_server(options)
+        return 0
+
+    def _serve_hf(self) -> int:
+        from rlkv.core.head_profile import HeadProfile
+        from rlkv.errors import ConfigError, MissingExtraError
+        from rlkv.hf.attach import compress
+        from rlkv.hf.engine import HFEngine
+        from rlkv.hf.loading import load_model, model_spec
+        from rlkv.methods.base import MethodOptions
+
+        try:
+            import uvicorn
+        except ImportError as error:
+            raise MissingExtraError(
+                "the reference server needs uvicorn; run `pip install 'rlkv[serve]'`"
+            ) from error
+        from rlkv.serve.openai_api import ReferenceServer
+
+        if self.profile is None and self.sparsity:
+            raise ConfigError(
+                f"sparsity {self.sparsity} needs a head profile; pass --profile, or --sparsity 0 "
+                "to serve the model uncompressed"
+            )
+        key = self._api_key()
+        profile = None if self.profile is None else HeadProfile.load(self.profile)
+        if profile is not None:
+            profile.require_match(model_spec(self.model), any_model=self.any_model)
+        loaded = load_model(self.model, dtype=self.dtype, device=self.device)
+        with compress(
+            loaded.model,
+            method="full" if profile is None else "rlkv",
+            profile=profile,
+            sparsity=self.sparsity,
+            sink=self.sink,
+            recent=self.recent,
+            options=MethodOptions(any_model=self.any_model),
+            spec=loaded.spec,
+        ) as session:
+            engine = HFEngine(loaded, session, batch_size=self.batch_size)
+            server = ReferenceServer(engine, loaded.spec.model_id, key)
+            uvicorn.run(server.app(), host=self.host, port=self.port, log_level="warning")
+            server.stop()
         return 0
 
     def _api_key(self) -> str | None:
