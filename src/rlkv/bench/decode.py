@@ -92,7 +92,7 @@ def _variants(
     stock = stock_cache(loaded.model)
     variants = [_Variant("stock", 0.0, nullcontext, stock)]
     for layer in stock.layers:
-        layer.update(*_random_kv(loaded, batch, context))
+        layer.update(*_random_kv(loaded, batch, context))  # type: ignore[union-attr]
     for sparsity in grid.sparsities:
 
         def attach(sparsity: float = sparsity) -> AbstractContextManager[Session]:

@@ -62,9 +62,13 @@ def memory_rows(
 def _measure(
     loaded: LoadedModel, tokens: torch.Tensor, sparsity: float, sink: int, recent: int
 ) -> int:
-    window = {"sink": sink, "recent": recent}
     with compress(
-        loaded.model, method="random_heads", sparsity=sparsity, spec=loaded.spec, **window
+        loaded.model,
+        method="random_heads",
+        sparsity=sparsity,
+        sink=sink,
+        recent=recent,
+        spec=loaded.spec,
     ) as session:
         cache = session.new_cache()
         arguments = with_cache(loaded.model, {"use_cache": True, "logits_to_keep": 1}, cache)

@@ -310,7 +310,7 @@ def _cache_hook(model: PreTrainedModel, session: Session) -> Callable[..., Any]:
         module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         kwargs = _with_positions(args, kwargs)
-        given = given_cache(kwargs)
+        given: Any = given_cache(kwargs)
         use_cache = kwargs.get("use_cache")
         if use_cache is None:
             use_cache = model.config.get_text_config(decoder=True).use_cache
@@ -334,6 +334,8 @@ def _with_positions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, 
     if bool(mask.all()):
         return kwargs
     tokens = kwargs.get("input_ids", args[0] if args else kwargs.get("inputs_embeds"))
+    if not isinstance(tokens, Tensor):
+        return kwargs  # the model itself says what is missing
     new = tokens.shape[1]
     positions = (mask.long().cumsum(dim=-1) - 1).clamp(min=0)[:, -new:]
     return {**kwargs, "position_ids": positions.to(torch.long)}

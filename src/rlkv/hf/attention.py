@@ -179,6 +179,8 @@ def rlkv_attention(
     """
     slot: AttentionSlot | None = vars(module).get(_SLOT)
     if slot is None:  # a layer that RLKV leaves alone, such as a hybrid model's sliding layer
+        assert isinstance(key, Tensor)
+        assert isinstance(value, Tensor)
         mask = attention_mask.dense() if isinstance(attention_mask, StepMask) else attention_mask
         return sdpa_attention_forward(
             module, query, key, value, mask, scaling=scaling, dropout=dropout, **kwargs
@@ -190,6 +192,7 @@ def rlkv_attention(
     if isinstance(key, PendingKV):
         layer, keys, values = key.layer, key.new_keys, key.new_values
     else:
+        assert isinstance(value, Tensor)
         layer, keys, values = slot.make_layer(), key, value
         # a stock cache may be in use: then keys hold all columns, and so do we
         step = Step(step.batch, 0, keys.shape[2], step.first_real, step.device, step._memo)

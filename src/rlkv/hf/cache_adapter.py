@@ -105,7 +105,8 @@ class RLKVCache(Cache):
     def select_rows(self, rows: Tensor) -> None:
         """Row i becomes the old row ``rows[i]``, in every layer."""
         for layer in self.layers:
-            layer.batch_select_indices(rows)
+            # every stock layer has the method, though their common base does not declare it
+            layer.batch_select_indices(rows)  # type: ignore[union-attr]
 
 
 def cache_bytes(cache: Cache) -> int:

@@ -10,6 +10,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -142,7 +143,7 @@ class HFEngine:
         return next_logits(self.loaded.model, tokens, mask, cache)[:, -1]
 
     def _completion(self, row: _Row, stopped: bool, kv_bytes: int) -> Completion:
-        text = self.loaded.tokenizer.decode(row.token_ids, skip_special_tokens=True)
+        text = str(self.loaded.tokenizer.decode(row.token_ids, skip_special_tokens=True))
         return Completion(
             row.prompt.key,
             row.sample,
@@ -222,7 +223,7 @@ def encode_chat(loaded: LoadedModel, key: str, messages: Sequence[dict[str, str]
     if tokenizer.chat_template is None:
         text = "\n\n".join(message["content"] for message in messages)
         return Prompt(key, tuple(tokenizer(text)["input_ids"]))
-    encoded = tokenizer.apply_chat_template(
+    encoded: Any = tokenizer.apply_chat_template(
         list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
     )
     return Prompt(key, tuple(int(i) for i in encoded["input_ids"]))

@@ -22,4 +22,5 @@ def weight_bytes(name: str, revision: str | None = None) -> int:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     numbers = sum(parameter.numel() for parameter in model.parameters())
-    return numbers * (config.dtype or torch.float32).itemsize
+    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    return numbers * dtype.itemsize

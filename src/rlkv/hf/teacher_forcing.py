@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +54,7 @@ class TeacherForcing:
     ) -> None:
         self.loaded = loaded
         self.head_chunk, self.checkpointing = head_chunk, checkpointing
-        self._head: nn.Module = loaded.model.get_output_embeddings()
+        self._head = cast("nn.Module", loaded.model.get_output_embeddings())
         self._scale = _head_scale(loaded)
 
     def hidden(self, traces: Sequence[Trace]) -> Tensor:

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from rlkv.core.files import read_jsonl
 from rlkv.errors import ConfigError, DataError, MissingExtraError
@@ -33,7 +33,8 @@ def load_published(ref: DatasetRef) -> Iterable[Row]:
             "JSON-lines file with --data"
         ) from error
     try:
-        return datasets.load_dataset(ref.repo, ref.config, split=ref.split, revision=ref.revision)
+        found = datasets.load_dataset(ref.repo, ref.config, split=ref.split, revision=ref.revision)
+        return cast("Iterable[Row]", found)
     except (OSError, ValueError, RuntimeError) as error:
         raise DataError(
             f"dataset {ref.repo} ({ref.split}, {ref.revision}) cannot be loaded: {error}; check "

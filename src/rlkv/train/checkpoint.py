@@ -56,7 +56,7 @@ class Checkpoint:
     """Adam's ``step``, ``exp_avg`` and ``exp_avg_sq``; empty before a phase's first step."""
     progress: Progress
     """Counters."""
-    history: dict[str, list[list[float]]]
+    history: dict[str, Any]
     """Recent rewards and gates that alarms and early stopping look back on."""
     config: dict[str, Any]
     """The run's settings, to recognise another run's checkpoint."""

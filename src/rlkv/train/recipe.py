@@ -61,8 +61,10 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for name, value in above.items():
         old = merged.get(name)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        merged[name] = merge(old, value) if both else value
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            merged[name] = merge(old, value)
+        else:
+            merged[name] = value
     return merged
 
 

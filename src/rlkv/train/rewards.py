@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from rlkv.errors import ConfigError
 from rlkv.registry import TASKS
@@ -113,7 +113,7 @@ def load_function(spec: str) -> RewardFunction:
         raise ConfigError(
             f"reward function {spec!r} is a {type(function).__name__}, not a function"
         )
-    return function
+    return cast("RewardFunction", function)
 
 
 def task_of(config: TrainConfig) -> Task:

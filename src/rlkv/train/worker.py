@@ -101,8 +101,14 @@ class Worker:
         engine = HFEngine(self.loaded, session, batch_size=self.config.rollout.decode_rows)
         found = engine.generate([problem.prompt for problem in problems], SamplingParams(limit))
         decode = self.loaded.tokenizer.decode
-        texts = [[str(decode(r.targets, skip_special_tokens=True)) for r in g] for g in groups]
+        texts = [
+            [str(decode(list(r.targets), skip_special_tokens=True)) for r in g] for g in groups
+        ]
         return agreement_groups(groups, texts, problems, [one[0] for one in found], self.task)
+
+    def _text(self, rollout: Rollout) -> str:
+        decode = self.loaded.tokenizer.decode
+        return str(decode(list(rollout.targets), skip_special_tokens=True))
 
     def policy_gradient(
         self,
@@ -123,7 +129,7 @@ class Worker:
             return_log_probs: Also return this call's log-probabilities, for later updates.
         """
         loss, trained = 0.0, 0
-        kept = dict.fromkeys(range(len(rollouts)), ())
+        kept: dict[int, tuple[float, ...]] = dict.fromkeys(range(len(rollouts)), ())
         indices = [i for i, a in enumerate(advantages) if a != 0.0]
         self._set(alpha)
         with self._attached():
