@@ -135,16 +135,30 @@ def estimate(config: TrainConfig, task: Task, device: Device | None = None) -> d
     """
     device = device or Device()
     sizes, own = sizes_of(config.model)
-    spec = sizes.spec
-    rollout = config.rollout
-    limit = rollout.max_new_tokens or task.max_new_tokens
-    mean = _mean_length(config, limit)
+    limit = config.rollout.max_new_tokens or task.max_new_tokens
     length = PROMPT_TOKENS + limit
     if sizes.positions and length > sizes.positions:
         raise ConfigError(
             f"prompts of about {PROMPT_TOKENS} tokens and completions of {limit} do not fit the "
             f"{sizes.positions} positions of {config.model}; lower rollout.max_new_tokens"
         )
+    return {
+        "model": config.model,
+        "task": config.task,
+        "objective": config.objective,
+        "shape_from": "the model's config" if own else "the published shape (config unreachable)",
+        "kv_heads": f"{sizes.spec.num_layers}x{sizes.spec.num_kv_heads}",
+        "parameters": sizes.parameters,
+        **_memory(sizes, config, length, device),
+        **_work(sizes, config, task, _mean_length(config, limit), device),
+        "assuming": f"{device.name}, {device.compute_share:.0%} of its arithmetic in training, "
+        f"{device.bandwidth_share:.0%} of its bandwidth in decoding",
+        "config": asdict(config),
+    }
+
+
+def _memory(sizes: Sizes, config: TrainConfig, length: int, device: Device) -> dict[str, Any]:
+    """Bytes of training and decoding, and whether the larger of them fits."""
     memory = training_bytes(
         sizes,
         config.loss.micro_rows,
@@ -152,35 +166,35 @@ def estimate(config: TrainConfig, task: Task, device: Device | None = None) -> d
         checkpointing=config.loss.gradient_checkpointing,
         head_chunk=config.loss.head_chunk,
     )
-    decode_bytes = rollout.decode_rows * spec.kv_bytes(length)
-    peak = memory["weights_bytes"] + max(
-        decode_bytes, sum(v for k, v in memory.items() if k != "weights_bytes")
-    )
-    grpo_steps = 0 if config.objective in ("warm", "ablation") else config.steps
-    rollouts = grpo_steps * rollout.prompts_per_step * rollout.group_size
+    caches = config.rollout.decode_rows * sizes.spec.kv_bytes(length)
+    weights = memory["weights_bytes"]
+    peak = weights + max(caches, sum(memory.values()) - weights)
+    return {
+        **memory,
+        "decode_cache_bytes": caches,
+        "peak_bytes": peak,
+        "fits": peak <= device.memory_bytes,
+    }
+
+
+def _work(
+    sizes: Sizes, config: TrainConfig, task: Task, mean: float, device: Device
+) -> dict[str, Any]:
+    """Rollouts, tokens and hours; ``mean`` is the mean length of a completion."""
+    steps = 0 if config.objective in ("warm", "ablation") else config.steps
+    rollouts = steps * config.rollout.prompts_per_step * config.rollout.group_size
     sampled = _sampled_problems(config)
     writes = task.mode == "generate"
     generated = int(rollouts * mean) if writes else 0
     solving = int(sampled * mean) if writes else 0
-    warm_steps = config.warm.steps if config.objective in ("warm", "default") else 0
-    trained = int(rollouts * (mean + PROMPT_TOKENS)) + int(
-        warm_steps * config.warm.rows * (mean + PROMPT_TOKENS)
-    )
+    warm = config.warm.steps if config.objective in ("warm", "default") else 0
+    trained = int((rollouts + warm * config.warm.rows) * (mean + PROMPT_TOKENS))
+    # forward, backward through activations, and the forward again where layers are checkpointed
+    passes = 6 if config.loss.gradient_checkpointing else 4
+    compute = trained * passes * sizes.parameters / (device.flops * device.compute_share)
     decode = _decode_seconds(sizes, config, generated, mean, device)
     solve = _decode_seconds(sizes, config, solving, mean, device)
-    passes = 8 if config.loss.gradient_checkpointing else 6
-    compute = trained * passes * sizes.parameters / (device.flops * device.compute_share)
     return {
-        "model": config.model,
-        "task": config.task,
-        "objective": config.objective,
-        "shape_from": "the model's config" if own else "the published shape (config unreachable)",
-        "kv_heads": f"{spec.num_layers}x{spec.num_kv_heads}",
-        "parameters": sizes.parameters,
-        **memory,
-        "decode_cache_bytes": decode_bytes,
-        "peak_bytes": peak,
-        "fits": peak <= device.memory_bytes,
         "rollouts": rollouts,
         "sampled_problems": sampled,
         "mean_tokens": int(mean),
@@ -189,9 +203,6 @@ def estimate(config: TrainConfig, task: Task, device: Device | None = None) -> d
         "trained_tokens": trained,
         "gpu_hours_sampling": round(solve / 3600, 1),
         "gpu_hours": round((decode + compute) / 3600, 1),
-        "assuming": f"{device.name}, {device.compute_share:.0%} of its arithmetic in training, "
-        f"{device.bandwidth_share:.0%} of its bandwidth in decoding",
-        "config": asdict(config),
     }
 
 

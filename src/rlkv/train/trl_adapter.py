@@ -73,7 +73,6 @@ def gate_trainer(
 
 def _trainer_class() -> type:
     import torch
-    from safetensors.torch import load_file, save
     from trl import GRPOTrainer
 
     class GateTrainer(GRPOTrainer):
@@ -105,23 +104,33 @@ def _trainer_class() -> type:
             return loss + weight * self.gates.l1() / self.current_gradient_accumulation_steps
 
         def _save(self, output_dir: str | None = None, state_dict: object = None) -> None:
-            folder = Path(output_dir or self.args.output_dir)
-            alpha = self.gates.alpha.detach().cpu().contiguous()
-            write_atomic(folder / GATES_FILE, save({"alpha": alpha}))
+            _save_gates(Path(output_dir or self.args.output_dir), self.gates)
 
         def _load_from_checkpoint(self, resume_from_checkpoint: str, model: object = None) -> None:
-            path = Path(resume_from_checkpoint) / GATES_FILE
-            if not path.is_file():
-                raise CheckpointError(
-                    f"{resume_from_checkpoint} holds no {GATES_FILE}, expected a checkpoint of "
-                    "gates; pass one that this trainer wrote"
-                )
-            self.gates.alpha.data.copy_(load_file(str(path))["alpha"])
+            _load_gates(Path(resume_from_checkpoint), self.gates)
 
         def create_model_card(self, *arguments: object, **settings: object) -> None:
             """No card: a checkpoint holds a few hundred numbers."""
 
     return GateTrainer
+
+
+def _save_gates(folder: Path, gates: Gates) -> None:
+    from safetensors.torch import save
+
+    write_atomic(folder / GATES_FILE, save({"alpha": gates.alpha.detach().cpu().contiguous()}))
+
+
+def _load_gates(folder: Path, gates: Gates) -> None:
+    from safetensors.torch import load_file
+
+    path = folder / GATES_FILE
+    if not path.is_file():
+        raise CheckpointError(
+            f"{folder} holds no {GATES_FILE}, expected a checkpoint of gates; pass one that this "
+            "trainer wrote"
+        )
+    gates.alpha.data.copy_(load_file(str(path))["alpha"])
 
 
 def _clamping_callback(gates: Gates) -> Any:  # noqa: ANN401

@@ -47,7 +47,8 @@ def saved_bytes(name: str, rows: int, tokens: int, checkpointing: bool, dtype: s
         worker._set(alpha)
         with worker._attached():
             worker._teacher_hidden(solution)
-    with SavedBytes(loaded.model) as saved:
+    saved = SavedBytes(loaded.model)
+    with saved:
         worker.distill(solutions, alpha)
     return saved.total
 
