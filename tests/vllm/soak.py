@@ -145,11 +145,15 @@ def soak(minutes: float, seed: int, folder: Path) -> dict[str, object]:
         held = metric(text, "rlkv:kv_cache_bytes")
         running = metric(text, "vllm:num_requests_running")
         preempted = metric(text, "vllm:num_preemptions_total")
+        note = {"requests": run.counts, "unexpected": run.unexpected[:5], "held": held}
+        print(json.dumps(note), file=sys.stderr, flush=True)  # noqa: T201 - progress
         drained = asyncio.run(terminate(address, process))
+        print(json.dumps(drained), file=sys.stderr, flush=True)  # noqa: T201 - progress
     with server(model, SPARSITY, log, *extra) as (address, process):
         killed = asyncio.run(kill_engine(address, process))
+        print(json.dumps(killed), file=sys.stderr, flush=True)  # noqa: T201 - progress
     draw = random.Random(seed)
-    samples = draw.sample(run.samples, min(150, len(run.samples)))
+    samples = draw.sample(run.samples, min(60, len(run.samples)))
     third = max(1, len(memory) // 3)
     return {
         "minutes": minutes,

@@ -25,13 +25,14 @@ START_S = 420
 
 
 @contextmanager
-def server(model, sparsity: float, log: Path, *extra: str):
+def server(model, sparsity: float, log: Path, *extra: str, tokenizer: bool = False):
     """`rlkv serve` on a free loopback port, ready; yields its address and process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    options = "--dtype float32 --enforce-eager --skip-tokenizer-init --kv-cache-memory-bytes "
-    options += f"{64 << 20} --max-num-batched-tokens 256 " + " ".join(extra)
+    options = f"--dtype float32 --enforce-eager --kv-cache-memory-bytes {64 << 20} "
+    options += "--max-num-batched-tokens 256 " + " ".join(extra)
+    options += "" if tokenizer else " --skip-tokenizer-init"
     command = [
         sys.executable, "-m", "rlkv.cli.main", "serve", "--model", str(model.folder),
         "--profile", str(model.profile), "--sparsity", str(sparsity), "--port", str(port),

@@ -41,6 +41,8 @@ class PluginConfig:
     """Last tokens that a compressed head keeps, the current one included; at least 16."""
     any_model: bool = False
     """Accept the profile of another model of the same shape."""
+    untested_gpu: bool = False
+    """Run the GPU backend, which has only been checked with Triton's interpreter."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.profile, str) or not self.profile:

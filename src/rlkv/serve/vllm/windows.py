@@ -97,7 +97,8 @@ def cut_tiles(
         first = first[request] + offset.to(device)
         block_table = block_table[request]
     lens = tile_lens.to(device)
-    units, kernel_lens = _order_units(first, lens, sink=sink, recent=recent)
+    longest = int(tile_lens.max())
+    units, kernel_lens = _order_units(first, lens, longest, sink=sink, recent=recent)
     table = _to_pool(units, block_table, page)
     starts = torch.zeros(len(lens) * page.heads + 1, dtype=torch.int32, device=device)
     torch.cumsum(lens.repeat_interleave(page.heads), 0, out=starts[1:])
@@ -106,7 +107,7 @@ def cut_tiles(
         kernel_lens.to(torch.int32).repeat_interleave(page.heads),
         starts,
         rows,
-        int(tile_lens.max()),
+        longest,
     )
 
 
@@ -144,13 +145,14 @@ def _rows(tile_lens: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def _order_units(
-    first: torch.Tensor, lens: torch.Tensor, *, sink: int, recent: int
+    first: torch.Tensor, lens: torch.Tensor, longest: int, *, sink: int, recent: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logical units of each tile in reading order, and its kernel length in slots.
 
     Args:
         first: (tiles,) int64: position of each tile's first query.
         lens: (tiles,) int64: queries of each tile.
+        longest: Queries of the longest tile; a number, so that a GPU need not be waited for.
         sink: First tokens that stay visible.
         recent: Last tokens that stay visible.
 
@@ -162,7 +164,7 @@ def _order_units(
     lead_first = torch.clamp((first - recent + 1) // UNIT, min=sink_units)
     lead = torch.clamp(own - lead_first, min=0)
     last = first + lens - 1
-    width = (recent - 1) // UNIT + 2 + sink_units + (int(lens.max()) + UNIT - 2) // UNIT + 1
+    width = (recent - 1) // UNIT + 2 + sink_units + (longest + UNIT - 2) // UNIT + 1
     place = torch.arange(width, device=first.device)[None, :]
     lead, own, lead_first = lead[:, None], own[:, None], lead_first[:, None]
     units = torch.where(place < lead, lead_first + place, place - lead)
