@@ -74,6 +74,11 @@ class Train:
         _require_usable(config, task)
         loaded = load_model(config.model, dtype=config.dtype, device=self.device)  # type: ignore[arg-type]
         result = self._train(config, loaded, task, output)
+        if result.metrics:
+            from rlkv.core.files import write_atomic
+            from rlkv.evaluate.plots import plot_training
+
+            write_atomic(output / "curves.png", plot_training(result.metrics))
         self._print(config, result, output)
         return 0
 

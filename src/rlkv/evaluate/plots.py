@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -148,6 +148,43 @@ def plot_heads(maps: Sequence[HeadMap]) -> bytes:
     if image is not None:
         bar = figure.colorbar(image, ax=list(panels), shrink=0.8)
         bar.set_label("score", fontsize=9)
+    return _png(figure)
+
+
+def plot_training(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Reward, gates and loss of a training run over its steps.
+
+    Args:
+        rows: At least one row of ``metrics.jsonl``.
+
+    Returns:
+        PNG bytes.
+    """
+    figure = Figure(figsize=(13.5, 3.8), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    steps = [row["step"] for row in rows]
+    for axes, names in (
+        (left, ("reward", "binary_reward")),
+        (middle, ("mean_gate", "under_half", "undecided")),
+    ):
+        for name, style in series_styles(names).items():
+            points = [(row["step"], row[name]) for row in rows if row[name] is not None]
+            mark = _MARKERS[style.marker] if name == "binary_reward" else ""
+            label = name.replace("_", " ")
+            x, y = [p[0] for p in points], [p[1] for p in points]
+            axes.plot(x, y, label=label, color=style.light, marker=mark)
+        axes.set_ylim(-0.03, 1.03)
+        axes.legend(fontsize=8, frameon=False)
+    gates = np.array([row["gates"] for row in rows])
+    for trajectory in gates.T:
+        kept = trajectory[-1] >= 0.5
+        shade = series_styles(("rlkv", "random_heads"))["rlkv" if kept else "random_heads"]
+        right.plot(steps, trajectory, color=shade.light, linewidth=0.8, alpha=0.6)
+    right.set_ylim(-0.03, 1.03)
+    for axes, title in ((left, "reward"), (middle, "all gates"), (right, "each gate")):
+        axes.set_title(title, fontsize=11)
+        axes.set_xlabel("step")
+        axes.grid(alpha=0.25, linewidth=0.6)
     return _png(figure)
 
 
