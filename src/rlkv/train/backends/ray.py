@@ -89,7 +89,8 @@ class RayBackend:
         factory = make_worker or _factory(config, device, gpus)
         try:
             if self._started:
-                # a local cluster gets as many slots as workers: units are CPU-bound by design
+                # workers do all of the work; Ray's default would run them at low priority
+                os.environ.setdefault("RAY_worker_niceness", "0")
                 options = {"address": address} if address else {"num_cpus": workers}
                 ray.init(
                     **options, include_dashboard=False, log_to_driver=False, logging_level="error"
