@@ -1,4 +1,4 @@
-"""``rlkv profile``: look into head profiles and import published scores."""
+"""``rlkv profile``: look into head profiles, import published scores, make the peers' profiles."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from rlkv.cli.output import print_rows
+from rlkv.cli.profile_make import Duo, KVzip
 
 if TYPE_CHECKING:
     from rlkv.core.head_profile import HeadProfile
@@ -104,12 +105,14 @@ class Import:
 
 @dataclass(frozen=True)
 class Profile:
-    """Look into head profiles, and import published scores."""
+    """Look into head profiles, import published scores, and make the peers' profiles."""
 
     command: tyro.conf.OmitSubcommandPrefixes[
         Annotated[Show, tyro.conf.subcommand("show")]
         | Annotated[Import, tyro.conf.subcommand("import")]
         | Annotated[Heads, tyro.conf.subcommand("heads")]
+        | Annotated[Duo, tyro.conf.subcommand("duo")]
+        | Annotated[KVzip, tyro.conf.subcommand("kvzip")]
     ]
 
     def run(self) -> int:
