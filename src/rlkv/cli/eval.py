@@ -59,6 +59,12 @@ class Eval:
     """How a profile's heads are chosen; quantile is the authors' rule."""
     head_seed: int = 0
     """Seed of methods that draw heads at random."""
+    budget_mode: Literal["equal", "authors", "fixed"] = "equal"
+    """Of methods that evict by score: equal bytes, or the authors' or a fixed number of tokens."""
+    budget_tokens: int = 128
+    """Tokens per KV head in the budget mode fixed."""
+    streaming_recent: Literal["fixed", "proportional"] = "fixed"
+    """Of streaming_llm: a fixed window, or one with the bytes of other methods (proportional)."""
     any_model: bool = False
     """Accept a profile made for another model of the same shape."""
     data: str | None = None
@@ -110,6 +116,9 @@ class Eval:
                         any_model=self.any_model,
                         rule=self.rule,
                         head_seed=self.head_seed,
+                        budget_mode=self.budget_mode,
+                        budget_tokens=self.budget_tokens,
+                        streaming_recent=self.streaming_recent,
                         prefill=self.prefill,
                         n=self.n,
                         seed=self.seed,

@@ -1,4 +1,4 @@
-"""``rlkv profile``: look into head profiles, import published scores, make those of peers."""
+"""``rlkv profile``: look into head profiles, import published scores, make the peers' profiles."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from rlkv.cli.output import print_rows
+from rlkv.cli.profile_make import Duo, KVzip
 
 if TYPE_CHECKING:
     from rlkv.core.head_profile import HeadProfile
@@ -103,72 +104,15 @@ class Import:
 
 
 @dataclass(frozen=True)
-class Make:
-    """Score heads the way of DuoAttention or KVzip, on a task's texts; prints the file written."""
-
-    method: Literal["duo_attention", "kvzip"]
-    """Whose way."""
-    out: Path
-    """Profile to write."""
-    task: str = "chain"
-    """Task that the texts come from, see `rlkv list tasks`."""
-    model: str | None = None
-    """Model: embedded, smollm2, a local folder, or a hub id; default: the task's."""
-    length: int = 512
-    """Tokens of one text."""
-    steps: int = 200
-    """DuoAttention: optimizer steps, one text each."""
-    contexts: int = 4
-    """KVzip: contexts to repeat."""
-    passkeys: int = 4
-    """DuoAttention: passkeys in a text."""
-    words_per_key: int = 8
-    """DuoAttention: words of a passkey."""
-    sink: int = 16
-    """First tokens of the local branch."""
-    recent: int = 64
-    """Last tokens of the local branch."""
-    seed: int = 0
-    """Seed of the texts and passkeys."""
-    data: str | None = None
-    """JSON-lines file that replaces the task's dataset."""
-
-    def run(self) -> int:
-        """Scores and prints the path; returns the exit status."""
-        from rlkv.core.files import require_writable
-        from rlkv.evaluate.profiles import default_model
-        from rlkv.hf.loading import load_model
-        from rlkv.registry import TASKS
-        from rlkv.train.peer_profiles import PeerProfileConfig, make_peer_profile
-
-        config = PeerProfileConfig(
-            self.method,
-            self.length,
-            self.steps,
-            self.passkeys,
-            self.words_per_key,
-            self.contexts,
-            self.sink,
-            self.recent,
-            self.seed,
-        )
-        task = TASKS.load(self.task)(self.data)
-        require_writable(self.out)
-        loaded = load_model(self.model or default_model(self.task))
-        make_peer_profile(loaded, task, config).save(self.out)
-        print(self.out)
-        return 0
-
-
-@dataclass(frozen=True)
 class Profile:
-    """Look into head profiles, import published scores, make those of peer methods."""
+    """Look into head profiles, import published scores, and make the peers' profiles."""
 
     command: tyro.conf.OmitSubcommandPrefixes[
         Annotated[Show, tyro.conf.subcommand("show")]
         | Annotated[Import, tyro.conf.subcommand("import")]
         | Annotated[Heads, tyro.conf.subcommand("heads")]
-        | Annotated[Make, tyro.conf.subcommand("make")]
+        | Annotated[Duo, tyro.conf.subcommand("duo")]
+        | Annotated[KVzip, tyro.conf.subcommand("kvzip")]
     ]
 
     def run(self) -> int:

@@ -48,17 +48,6 @@ class Cell:
         return self.sparsity if self.sparsity < 1.0 else 0.0
 
     @property
-    def options(self) -> MethodOptions:
-        """The method's further choices."""
-        config = self.config
-        return MethodOptions(
-            prefill=config.prefill,
-            seed=config.head_seed,
-            rule=config.rule,
-            any_model=config.any_model,
-        )
-
-    @property
     def label(self) -> str:
         """For progress and messages, such as ``chain rlkv s=0.5``."""
         return f"{self.config.task} {self.config.method} s={self.sparsity:g}"
@@ -92,16 +81,28 @@ def prepare(config: EvalConfig, spec: ModelSpec | None = None) -> Cell:
     profile = None
     if method.needs_profile and config.profile is not None:
         profile = HeadProfile.load(config.profile)
-    fixed: float | None = method.fixed_sparsity
+    # a wrong or missing profile is refused here
+    budget = Budget(config.sparsity, config.sink, config.recent)
+    fixed = method(spec, budget, profile, method_options(config)).fixed_sparsity
     sparsity = config.sparsity if fixed is None else fixed
     name = config.model
     if source is not None and config.model not in MODEL_NAMES:
         name = source.model_id
     identity = _identity(config, task, spec, source, profile, sparsity)
-    cell = Cell(config, name, task, profile, sparsity, _digest(identity))
-    budget = Budget(cell.budget_sparsity, config.sink, config.recent)
-    method(spec, budget, profile, cell.options)  # a wrong or missing profile is refused here
-    return cell
+    return Cell(config, name, task, profile, sparsity, _digest(identity))
+
+
+def method_options(config: EvalConfig) -> MethodOptions:
+    """The method's choices beside the budget."""
+    return MethodOptions(
+        prefill=config.prefill,
+        seed=config.head_seed,
+        rule=config.rule,
+        any_model=config.any_model,
+        budget_mode=config.budget_mode,
+        budget_tokens=config.budget_tokens,
+        streaming_recent=config.streaming_recent,
+    )
 
 
 def _identity(
@@ -119,6 +120,7 @@ def _identity(
         "task": [config.task, task.version, config.split, config.seed, _file_hash(config.data)],
         "method": [config.method, sparsity, config.sink, config.recent, config.prefill],
         "heads": [config.rule, config.head_seed, _profile_hash(profile)],
+        "budget": [config.budget_mode, config.budget_tokens, config.streaming_recent],
         "limit": config.max_new_tokens,
         "sampling": [config.temperature, config.top_p, config.top_k, config.samples],
     }

@@ -7,7 +7,7 @@ shape or the profile's content happen in :mod:`rlkv.evaluate.cell`, still before
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from rlkv.core.budget import Budget
 from rlkv.core.engine import SamplingParams
@@ -18,6 +18,8 @@ from rlkv.tasks.base import Split
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 PrefillName = Literal["local", "full"]
+BudgetMode = Literal["equal", "authors", "fixed"]
+StreamingRecent = Literal["fixed", "proportional"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,12 @@ class EvalConfig:
     """Seed of methods that draw heads at random."""
     prefill: PrefillName = "local"
     """Whether compressed heads see sink + recent (local) or all of the prompt (full)."""
+    budget_mode: BudgetMode = "equal"
+    """Of methods that evict by score: equal bytes, or the authors' or a fixed number of tokens."""
+    budget_tokens: int = 128
+    """Tokens per KV head in the budget mode fixed."""
+    streaming_recent: StreamingRecent = "fixed"
+    """Of streaming_llm: a fixed window, or one with the bytes of other methods (proportional)."""
     n: int = 100
     """Examples; fewer if the task has fewer."""
     seed: int = 0
@@ -85,17 +93,17 @@ class EvalConfig:
         TASKS.require(self.task)
         Budget(self.sparsity, self.sink, self.recent)
         self.sampling(self.max_new_tokens or 1)
-        for name in ("n", "batch_size"):
+        for name in ("n", "batch_size", "budget_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected at least 1")
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise ConfigError(f"max_new_tokens is {self.max_new_tokens}, expected at least 1")
-        if self.prefill not in ("local", "full"):
-            raise ConfigError(f"prefill {self.prefill!r} is unknown; use 'local' or 'full'")
-        if self.rule not in ("exact", "quantile"):
-            raise ConfigError(f"rule {self.rule!r} is unknown; use 'exact' or 'quantile'")
-        if self.split not in ("train", "test"):
-            raise ConfigError(f"split {self.split!r} is unknown; use 'test' or 'train'")
+        _require_choice("prefill", self.prefill, PrefillName)
+        _require_choice("budget_mode", self.budget_mode, BudgetMode)
+        _require_choice("streaming_recent", self.streaming_recent, StreamingRecent)
+        _require_choice("dtype", self.dtype, DTypeName)
+        _require_choice("rule", self.rule, SelectionRule)
+        _require_choice("split", self.split, Split)
 
     def sampling(self, max_new_tokens: int) -> SamplingParams:
         """How completions are drawn, with this limit."""
@@ -106,3 +114,9 @@ class EvalConfig:
     def with_sparsity(self, sparsity: float) -> EvalConfig:
         """The same cell at another sparsity."""
         return replace(self, sparsity=sparsity)
+
+
+def _require_choice(name: str, value: str, choices: Any) -> None:  # noqa: ANN401 - a Literal
+    known = get_args(choices)
+    if value not in known:
+        raise ConfigError(f"{name} {value!r} is unknown; use {', '.join(map(repr, known))}")

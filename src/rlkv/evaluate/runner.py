@@ -14,7 +14,7 @@ from pathlib import Path
 from rlkv.core.engine import Completion, Prompt
 from rlkv.core.files import append_jsonl
 from rlkv.errors import DataError, PromptTooLongError, RLKVError
-from rlkv.evaluate.cell import Cell
+from rlkv.evaluate.cell import Cell, method_options
 from rlkv.evaluate.records import Record, as_rows, recover_records
 from rlkv.hf.attach import Session, compress
 from rlkv.hf.engine import HFEngine, encode_chat
@@ -99,7 +99,7 @@ def run_cell(
         sparsity=cell.budget_sparsity,
         sink=config.sink,
         recent=config.recent,
-        options=cell.options,
+        options=method_options(config),
         spec=loaded.spec,
     ) as session:
         engine = HFEngine(loaded, session, batch_size=config.batch_size)

@@ -41,6 +41,8 @@ class ForcedCompletion:
 
     predicted: list[int] = field(default_factory=list)
     """Most likely token before each gold token, given all gold tokens before it."""
+    logprobs: list[float] = field(default_factory=list)
+    """Log-probability of each gold token, where asked for."""
     kv_bytes: int = 0
     """Bytes of KV cache this sequence held at its end."""
 
@@ -66,7 +68,12 @@ def encode_gold(loaded: LoadedModel, text: str) -> Gold:
 
 @torch.inference_mode()
 def force(
-    loaded: LoadedModel, session: Session, prompts: Sequence[Prompt], golds: Sequence[Gold]
+    loaded: LoadedModel,
+    session: Session,
+    prompts: Sequence[Prompt],
+    golds: Sequence[Gold],
+    *,
+    with_logprobs: bool = False,
 ) -> list[ForcedCompletion]:
     """Feeds one batch of gold completions; rows may differ in length.
 
@@ -75,6 +82,7 @@ def force(
         session: What ``compress`` yielded for the model.
         prompts: One per row.
         golds: One per row.
+        with_logprobs: Also tell the log-probability of each gold token.
 
     Returns:
         One per row, each as long as its gold completion.
@@ -89,6 +97,8 @@ def force(
     fed = 0
     while True:
         _note(logits, [done[i] for i in active])
+        if with_logprobs:
+            _note_logprobs(logits, [done[i] for i in active], [golds[i] for i in active])
         active, mask = _drop_ended(active, golds, done, fed, mask, cache)
         if not active:
             return done
@@ -112,6 +122,15 @@ def _note(logits: Tensor, rows: Sequence[ForcedCompletion]) -> None:
     """Adds the most likely token of each new column; logits (batch, new, vocab)."""
     for row, best in zip(rows, logits.argmax(dim=-1).tolist(), strict=True):
         row.predicted.extend(best)
+
+
+def _note_logprobs(logits: Tensor, rows: Sequence[ForcedCompletion], golds: Sequence[Gold]) -> None:
+    """Adds the log-probability of the gold token at each new column; logits (batch, new, vocab)."""
+    for row, gold, own in zip(rows, golds, logits, strict=True):
+        start = len(row.logprobs)
+        tokens = gold.token_ids[start : start + own.shape[0]]
+        index = torch.tensor(tokens, device=own.device)[:, None]
+        row.logprobs.extend(own.float().log_softmax(-1).gather(1, index)[:, 0].tolist())
 
 
 def _drop_ended(

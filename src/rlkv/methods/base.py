@@ -86,8 +86,6 @@ class CacheMethod(ABC):
     """arXiv id or URL of the method's paper; "" for a control."""
     needs_profile: ClassVar[bool] = False
     """True where heads are chosen by a profile."""
-    fixed_sparsity: ClassVar[float | None] = None
-    """Share of KV heads that is compressed where the budget has no say in it; None: it has."""
     frees_memory: ClassVar[bool] = True
     """False where the method only masks tokens that stay in memory."""
 
@@ -118,6 +116,11 @@ class CacheMethod(ABC):
     def ignores_sparsity(self) -> bool:
         """True where the cache is the same at every sparsity, 0 included."""
         return False
+
+    @property
+    def fixed_sparsity(self) -> float | None:
+        """Share of KV heads compressed where the budget has no say in it; None: it has."""
+        return None
 
     @abstractmethod
     def make_layer(self, layer: int) -> CacheLayer:

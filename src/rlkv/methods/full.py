@@ -12,7 +12,11 @@ class Full(HeadSplitMethod):
     """Full cache, whatever the budget says."""
 
     name = "full"
-    fixed_sparsity = 0.0
+
+    @property
+    def fixed_sparsity(self) -> float:
+        """0: nothing is compressed."""
+        return 0.0
 
     def full_heads(self) -> NDArray[np.bool_]:
         """All heads."""

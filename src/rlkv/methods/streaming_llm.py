@@ -37,7 +37,6 @@ class StreamingLLM(HeadSplitMethod):
 
     name = "streaming_llm"
     paper = "arXiv:2309.17453"
-    fixed_sparsity = 1.0
 
     @property
     def _is_proportional(self) -> bool:
@@ -47,6 +46,11 @@ class StreamingLLM(HeadSplitMethod):
     def ignores_sparsity(self) -> bool:
         """True for the fixed window."""
         return not self._is_proportional
+
+    @property
+    def fixed_sparsity(self) -> float | None:
+        """1, since every head is local; None for the proportional window."""
+        return None if self._is_proportional else 1.0
 
     @property
     def chunk_exact(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from rlkv.cli.main import main
 from rlkv.core.head_profile import HeadProfile
 from rlkv.core.model_spec import ModelSpec
+from rlkv.evaluate.study_config import load_study, require_usable
 from rlkv.hf.loading import model_spec
 from tests.toy_tasks import tiny_loaded
 
@@ -206,3 +208,36 @@ def test_study_runs_from_the_command_line(capsys, folder, profile, tmp_path):
     assert status == 0, err
     assert json.loads(out) == json.loads((tmp_path / "out" / "study.json").read_text())
     assert [row["method"] for row in json.loads(out)] == ["full", "rlkv"]
+
+
+def test_peer_profiles_are_made_from_text(capsys, folder, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("w5 w6 w7 w8 " * 30)
+    made = tmp_path / "kvzip.json"
+    status, out, err = run(
+        capsys, "profile", "kvzip", "--model", folder, "--text", text, "--out", made
+    )
+    assert (status, out.strip()) == (0, str(made)), err
+    assert HeadProfile.load(made).source == "kvzip"
+    made = tmp_path / "duo.json"
+    status, out, err = run(
+        capsys, "profile", "duo", "--model", folder, "--text", text, "--out", made, "--steps", 2,
+        "--length", 120, "--passkeys", 2, "--words-per-key", 3, "--sink", 2, "--recent", 6,
+    )  # fmt: skip
+    assert (status, out.strip()) == (0, str(made)), err
+    found = HeadProfile.load(made)
+    assert (found.source, found.sink, found.meta["steps"]) == ("duo_attention", 2, 2)
+    status, _, err = run(
+        capsys, "profile", "kvzip", "--model", folder, "--text", tmp_path / "no", "--out", made
+    )
+    assert (status, "cannot read text" in err) == (1, True)
+
+
+def test_shipped_studies_are_valid():
+    root = Path(__file__).resolve().parents[3] / "studies"
+    files = sorted(root.glob("*.toml"))
+    assert files
+    for file in files:
+        study = load_study(file)
+        require_usable(study)
+        assert len(study.cells()) == len(study.tasks) * 9 * 5

@@ -207,3 +207,20 @@ def test_a_foreign_line_in_the_records_is_refused(tmp_path):
     file.write_text('{"id": "a"}\n')
     with pytest.raises(DataError, match="record 1 is not a record"):
         recover_records(file)
+
+
+def test_proportional_streaming_follows_the_sparsity(toy_tasks, tiny):
+    cells = [
+        config("toy_forced", sparsity=s, streaming_recent="proportional") for s in (0.25, 0.75)
+    ]
+    rows = [result.row for result in run(tiny, *cells)]
+    assert [row.sparsity for row in rows] == [0.25, 0.75]
+    assert rows[0].kv_bytes_mean > rows[1].kv_bytes_mean
+
+
+def test_evicting_methods_decode_gold_tokens_one_by_one(toy_tasks, tiny):
+    (forced,) = run(tiny, config("toy_forced", "h2o", sparsity=0.5, batch_size=1, n=1))
+    (record,) = forced.records
+    full = tiny.spec.kv_bytes(record.prompt_tokens + record.tokens - 1)
+    assert record.full_bytes == full
+    assert record.kv_bytes <= 0.5 * full + tiny.spec.kv_bytes(8)
