@@ -1,0 +1,69 @@
+"""`rlkv train`: every mistake is one sentence before weights load; a real run ends in a profile."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rlkv.cli.main import main
+from rlkv.core.head_profile import HeadProfile
+
+
+def fails(capsys, *arguments: str) -> tuple[int, str]:
+    status = main(["train", *arguments])
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.count("\n") == 1
+    return status, told.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--task", "chian"], 2, "Did you mean chain"),
+        (["--task", "chain", "--model", "embeded"], 2, "Did you mean embedded"),
+        (["--task", "chain", "--set", "warm.stepz=3"], 2, r"warm.steps"),
+        (["--task", "chain", "--set", "penalty.tau=7"], 2, "tau in [0, 1]"),
+        (["--task", "chain", "--sparsity", "1.5"], 2, "outside [0, 1)"),
+        (["nowhere.toml"], 2, "cannot read recipe"),
+        (["--model", "embedded"], 2, "no task was given"),
+    ],
+)
+def test_mistakes_are_one_sentence(capsys, monkeypatch, tmp_path, arguments, status, message):
+    monkeypatch.chdir(tmp_path)
+    found, text = fails(capsys, *arguments)
+    assert found == status
+    assert message in text
+
+
+def test_output_that_cannot_be_used_is_refused_before_weights_load(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    status, text = fails(capsys, "--task", "chain", "--output", str(tmp_path / "file"))
+    assert (status, "expected a folder" in text) == (1, True)
+    status, text = fails(capsys, "--task", "chain", "--output", str(tmp_path / "x"), "--resume")
+    assert (status, "no checkpoint to resume" in text) == (1, True)
+    (tmp_path / "x" / "checkpoint.safetensors").write_bytes(b"")
+    status, text = fails(capsys, "--task", "chain", "--output", str(tmp_path / "x"))
+    assert (status, "--resume" in text) == (2, True)
+
+
+def test_dry_run_prints_one_row_and_the_whole_config(capsys):
+    assert main(["train", "--task", "chain", "--objective", "paper", "--dry-run", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["rollouts"] == 185 * 32 * 4
+    assert row["config"]["loss"]["clip"] == 0.4
+    assert row["kv_heads"] == "6x4"
+
+
+@pytest.mark.slow
+def test_a_short_run_leaves_a_profile_and_can_be_resumed(capsys, tmp_path):
+    settings = ["warm.steps=2", "warm.solutions=4", "warm.rows=2", "rollout.prompts_per_step=2"]
+    settings += ["rollout.decode_rows=8", "monitor.problems=2", "rollout.problems=8"]
+    arguments = ["train", "--task", "chain", "--steps", "1", "--output", str(tmp_path), "--json"]
+    assert main([*arguments, "--set", *settings]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["steps"] == 3
+    assert HeadProfile.load(row["profile"]).meta["task"] == "chain"
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+    assert main([*arguments, "--set", *settings, "--resume"]) == 0
