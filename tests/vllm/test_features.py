@@ -193,3 +193,21 @@ def test_plan_is_what_vllm_reports(tmp_path_factory, shape, sparsity):
     row = plan_rows(spec, Pool(pool, 4096), (sparsity,), profile=profile)[0]
     assert row["max_requests"] == pytest.approx(concurrency, rel=0.02)
     assert row["max_tokens"] == pytest.approx(tokens, rel=0.02)
+
+
+def test_another_profile_under_the_same_name_is_not_served_from_the_compile_cache(
+    tiny_models, tmp_path
+):
+    from rlkv.core.head_profile import HeadProfile
+    from tests.vllm.test_parity import differences
+
+    model, requests = tiny_models["llama"], prompts((40, 300, 900))
+    first = HeadProfile.load(model.profile)
+    path = tmp_path / "changing.rlkv.json"
+    for scores in (first.scores, 1.0 - first.scores):
+        HeadProfile(first.spec, scores, "random").save(path)
+        changed = TinyModel(model.folder, path)
+        completions = in_child(
+            lambda model=changed: greedy(engine(model, 0.5, enforce_eager=False), requests, 24)
+        )
+        assert not differences(model, changed.full(0.5), requests, completions)

@@ -6,8 +6,10 @@ the model object is built, before weights are read.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -43,6 +45,8 @@ class PluginConfig:
     """Accept the profile of another model of the same shape."""
     untested_gpu: bool = False
     """Run the GPU backend, which has only been checked with Triton's interpreter."""
+    profile_sha256: str = ""
+    """Digest of the profile's file; filled in by the plugin, see ``load_profile``."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.profile, str) or not self.profile:
@@ -90,6 +94,9 @@ def read_config(vllm_config: VllmConfig) -> PluginConfig | None:
 def load_profile(config: PluginConfig, vllm_config: VllmConfig) -> HeadProfile:
     """The head profile, checked against the model that vLLM is about to load.
 
+    The file's digest is added to vLLM's settings: they are part of the key of its compile cache,
+    from which a graph traced for other heads must not be taken.
+
     Raises:
         ProfileError: The file cannot be read.
         ProfileMismatchError: It belongs to another model.
@@ -106,6 +113,9 @@ def load_profile(config: PluginConfig, vllm_config: VllmConfig) -> HeadProfile:
         model.dtype.itemsize,
     )
     profile.require_match(spec, any_model=config.any_model)
+    digest = hashlib.sha256(Path(config.profile).read_bytes()).hexdigest()
+    settings: Any = vllm_config.additional_config
+    settings[KEY] = {**settings[KEY], "profile_sha256": digest}
     return profile
 
 

@@ -8,6 +8,7 @@ the plugin's settings no file is made and no metric appears.
 
 from __future__ import annotations
 
+import atexit
 import mmap
 import os
 import struct
@@ -95,4 +96,5 @@ def publish_usage() -> None:
         return
     path = Path(tempfile.gettempdir()) / f"rlkv-kv-usage-{os.getpid()}-{os.urandom(4).hex()}"
     os.environ[_VARIABLE] = str(path)
+    atexit.register(path.unlink, missing_ok=True)
     REGISTRY.register(UsageCollector(path))
