@@ -12,7 +12,7 @@ Example::
     n = 500
 
     [profiles.embedded]    # head profile of each method, relative to this file
-    rlkv = "../profiles/embedded-rlkv.json"
+    rlkv = "../profiles/embedded.rlkv.json"
 
     [sensitivity]          # compress the best heads of each ranking
     shares = [0.1, 0.2, 0.3, 0.4]
