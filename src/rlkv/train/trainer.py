@@ -180,12 +180,14 @@ class Trainer:
             self._apply(optimizer, step)
             return step
         units = sampled_groups(self.backend, stream, self.alpha, config, drawn=drawn, seed=seed)
-        batch, old, trained = batch_of(units, config), None, 0
+        batch, old = batch_of(units, config), None
+        steps: list[StepGradient] = []
         for _ in range(config.loss.updates):
             step, old = update_step(self.backend, batch, self.alpha, config, old)
             self._apply(optimizer, step)
-            trained += step.trained_tokens
-        return replace(step, trained_tokens=trained)
+            steps.append(step)
+        # rollouts were drawn once, for the first update
+        return replace(steps[0], trained_tokens=sum(step.trained_tokens for step in steps))
 
     def _apply(self, optimizer: torch.optim.Optimizer, step: StepGradient) -> None:
         """One Adam step, then back into [0, 1]."""

@@ -156,3 +156,18 @@ def test_collapse_is_named_with_what_to_change():
     assert "penalty.tau" in adaptive
     assert collapse_alarm([0.9] * 30, gates + [0.1] * 12, PenaltyConfig()) is None
     assert collapse_alarm(falling, [0.5] * len(falling), PenaltyConfig()) is None
+
+
+def test_several_updates_draw_once_and_train_each_time():
+    once = replace(CONFIG, objective="paper", steps=2, task="toy")
+    found = []
+    for updates in (1, 3):
+        loss = replace(CONFIG.loss, updates=updates, advantage="batch")
+        result = Trainer(replace(once, loss=loss), toy_loaded("qwen3", layers=2), ToyTask()).run()
+        found.append(result)
+    first, third = found
+    assert first.progress.drawn == third.progress.drawn == 2 * 8
+    first_step = [result.metrics[0] for result in found]
+    assert first_step[0]["generated_tokens"] == first_step[1]["generated_tokens"] > 0
+    assert first_step[1]["trained_tokens"] == 3 * first_step[0]["trained_tokens"]
+    assert not np.array_equal(first.profile.scores, third.profile.scores)
