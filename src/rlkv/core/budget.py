@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from rlkv.core.model_spec import ModelSpec
 from rlkv.errors import ConfigError
 
+_LONGEST = 2**31 - 1
+"""Tokens of a window at most: positions are kept in 32 bits."""
+
 
 def round_half_up(value: float) -> int:
     """``value`` rounded to the nearest integer, halves away from zero (``round`` goes to even).
@@ -48,6 +51,11 @@ class Budget:
             raise ConfigError(
                 f"sink {self.sink} and recent {self.recent} must be at least 0 and sum to at least "
                 "1 token; the defaults are 16 and 64"
+            )
+        if self.window > _LONGEST:
+            raise ConfigError(
+                f"sink {self.sink} and recent {self.recent} sum to more than {_LONGEST} tokens, no "
+                "sequence is that long; use a smaller window, or the method full"
             )
         if self.recent < 1:
             raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Literal, Protocol
 
 from rlkv.errors import ConfigError
@@ -29,10 +30,11 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1 or self.num_samples < 1:
             raise ConfigError("max_new_tokens and num_samples must be at least 1")
-        if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
+        # written so that NaN fails too
+        if not 0 <= self.temperature < inf or not 0 < self.top_p <= 1 or self.top_k < 0:
             raise ConfigError(
                 f"temperature {self.temperature}, top_p {self.top_p}, top_k {self.top_k}: expected "
-                "temperature >= 0, top_p in (0, 1], top_k >= 0"
+                "a finite temperature >= 0, top_p in (0, 1], top_k >= 0"
             )
         if self.temperature == 0 and self.num_samples > 1:
             raise ConfigError(

@@ -146,7 +146,7 @@ class HeadProfile:
         try:
             # json accepts the words NaN and Infinity; a score must be a number
             body = json.loads(text, parse_constant=lambda word: float(word))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ProfileError(
                 f"profile {path} is not JSON ({error}), perhaps truncated; copy or train it again"
             ) from error
@@ -187,7 +187,7 @@ class HeadProfile:
             )
         except RLKVError as error:
             raise ProfileError(f"profile {path}: {error}") from error
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ProfileError(
                 f"profile {path} lacks or garbles {error}; expected a file written by `rlkv train` "
                 "or `rlkv profile import`"
@@ -202,7 +202,7 @@ class HeadProfile:
 
 def _require_format(found: object, path: str) -> None:
     name, _, version = str(found).partition("/")
-    if name != FORMAT_NAME or not version.isdigit():
+    if name != FORMAT_NAME or not version.isdecimal():
         raise ProfileError(
             f"{path} has format {found!r}, expected {FORMAT_NAME}/{FORMAT_VERSION}; import score "
             "tables with `rlkv profile import`"
@@ -223,7 +223,8 @@ def _as_scores(rows: Sequence[Sequence[float]]) -> NDArray[np.float32]:
 
 def _checksum(body: Mapping[str, Any]) -> str:
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return "sha256:" + hashlib.sha256(canonical.encode("utf-8")).hexdigest()
+    # lone surrogates, which JSON can spell, have no UTF-8: they pass as they are
+    return "sha256:" + hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rlkv.core.budget import Budget
+from rlkv.core.engine import SamplingParams
 from rlkv.core.head_profile import HeadProfile
 from rlkv.core.import_scores import import_scores
 from rlkv.core.model_spec import ModelSpec
@@ -38,14 +39,20 @@ def test_uniform_tokens_never_exceed_the_split_in_bytes():
             assert budget.tokens_per_head(n) <= budget.kv_fraction(n) * n + 1e-6
 
 
+@pytest.mark.parametrize("temperature", [-1.0, float("nan"), float("inf")])
+def test_temperature_must_be_finite(temperature):
+    with pytest.raises(ConfigError, match="finite temperature"):
+        SamplingParams(8, temperature)
+
+
 @pytest.mark.parametrize("sparsity", [-0.1, 1.0, 1.5])
 def test_sparsity_outside_its_range_is_refused(sparsity):
     with pytest.raises(ConfigError, match=r"outside \[0, 1\)"):
         Budget(sparsity)
 
 
-@pytest.mark.parametrize(("sink", "recent"), [(0, 0), (-1, 5), (4, -1), (4, 0)])
-def test_window_without_tokens_is_refused(sink, recent):
+@pytest.mark.parametrize(("sink", "recent"), [(0, 0), (-1, 5), (4, -1), (4, 0), (10**30, 64)])
+def test_window_without_tokens_or_of_too_many_is_refused(sink, recent):
     with pytest.raises(ConfigError):
         Budget(0.5, sink=sink, recent=recent)
 
@@ -95,6 +102,14 @@ def damage(text: str, how: str) -> str:
         del body["model"]
     if how == "list":
         return "[1, 2]"
+    if how == "nested":
+        return "[" * 100_000
+    if how == "infinite sink":
+        body["sink"] = float("inf")
+    if how == "surrogate":
+        body["source"] = "\ud800"
+    if how == "superscript":
+        body["format"] = "rlkv-profile/²"
     if how == "foreign":
         body["format"] = "adapter/1"
     return json.dumps(body)
@@ -112,6 +127,10 @@ def damage(text: str, how: str) -> str:
         ("no model", "model"),
         ("list", "not a JSON object"),
         ("foreign", "expected rlkv-profile/1"),
+        ("nested", "not JSON"),
+        ("infinite sink", "garbles"),
+        ("surrogate", "checksum"),
+        ("superscript", "expected rlkv-profile/1"),
     ],
 )
 def test_damaged_profile_is_refused_in_one_sentence(tmp_path, how, says):
