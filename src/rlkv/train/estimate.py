@@ -106,11 +106,12 @@ def training_bytes(
     count = rows * tokens
     heads = spec.num_query_heads * spec.head_dim
     kv = spec.num_kv_heads * spec.head_dim
-    # what autograd keeps of a layer whose weights are frozen: inputs of norms (in float32 inside
-    # them) and of products of two activations; inputs of frozen linear maps are not kept
-    norms = 2 * sizes.hidden * (width + 4 + width)
-    attention = (3 * heads + 4 * kv) * width
-    feed_forward = 4 * sizes.inner * width
+    # what autograd keeps of a layer whose weights are frozen: inputs of norms, which work in
+    # float32 (queries and keys have norms in some models; counted always), what mixed attention
+    # recomputes from, and factors of products; inputs of frozen linear maps are not kept
+    norms = (2 * sizes.hidden + heads + kv) * 4
+    attention = (heads + 2 * kv) * width
+    feed_forward = 3 * sizes.inner * width
     layer = count * (norms + attention + feed_forward)
     kept = sizes.layers * (count * sizes.hidden * width if checkpointing else layer)
     # forward scores, both probabilities, their gradients
