@@ -85,7 +85,8 @@ class RingBuffer:
     def mask_after_write(self, step: Step) -> Tensor | None:
         """(batch or 1, 1, 1, slots) bool for one new column just written; None: all visible."""
         slots = self.slots
-        if step.first_real is None and not self.spare:
+        # more slots than tokens: after a crop some still hold what was taken back
+        if step.first_real is None and not self.spare and slots <= step.total:
             return None
 
         def build() -> Tensor | None:

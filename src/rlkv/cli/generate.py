@@ -66,7 +66,7 @@ class Generate:
             self.max_new_tokens, self.temperature, self.top_p, self.top_k, seed=self.seed
         )
         budget = Budget(self.sparsity, self.sink, self.recent)
-        text = sys.stdin.read() if self.prompt == "-" else self.prompt
+        text = self._text()
         if not text.strip():
             raise ConfigError("the prompt is empty; pass some text, or - to read it from stdin")
         method = self.method or ("full" if self.profile is None else "rlkv")
@@ -99,6 +99,23 @@ class Generate:
             file=sys.stderr,
         )
         return 0
+
+    def _text(self) -> str:
+        """The prompt, from the command line or from stdin.
+
+        Raises:
+            ConfigError: It is not UTF-8, or there is no stdin.
+        """
+        from rlkv.errors import ConfigError
+
+        if self.prompt == "-" and sys.stdin is None:
+            raise ConfigError("the prompt is - and stdin is closed; pass the text itself")
+        try:
+            text = sys.stdin.read() if self.prompt == "-" else self.prompt
+            text.encode("utf-8")  # bytes that are no text arrive as lone surrogates
+        except UnicodeError as error:
+            raise ConfigError(f"the prompt is not UTF-8 text ({error}); convert it") from error
+        return text
 
     def _encode(self, loaded: LoadedModel, text: str) -> Prompt:
         from rlkv.core.engine import Prompt

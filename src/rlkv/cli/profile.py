@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -23,17 +22,16 @@ class Show:
     path: tyro.conf.Positional[Path]
     """Head profile."""
     json: bool = False
-    """Print one JSON object on stdout instead."""
+    """Print a JSON list of one row on stdout instead."""
 
     def run(self) -> int:
         """Prints; returns the exit status."""
-        from rlkv.core.files import to_json
         from rlkv.core.head_profile import HeadProfile
 
         profile = HeadProfile.load(self.path)
         facts = _facts(profile)
         if self.json:
-            sys.stdout.write(to_json(facts))
+            print_rows([facts], as_json=True)
             return 0
         width = max(len(name) for name in facts)
         for name, value in facts.items():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,7 @@ class Session:
         self.spec, self.method = spec, method
         self._model, self._make_layer = model, make_layer
         self._last: RLKVCache | None = None
+        self._replaced: WeakSet[DynamicCache] = WeakSet()
         self._last_bytes = 0
 
     def new_cache(self) -> RLKVCache:
@@ -78,6 +80,22 @@ class Session:
         cache = RLKVCache(layers)
         self._last = cache  # the one before is released here, before the new one fills
         return cache
+
+    def replace(self, empty: DynamicCache) -> RLKVCache:
+        """A cache in place of the model's own, which stays empty and cannot be passed again.
+
+        Raises:
+            UnsupportedFeatureError: It was passed before: its tokens are in the cache that replaced
+                it.
+        """
+        if empty in self._replaced:
+            raise UnsupportedFeatureError(
+                "an empty DynamicCache was passed a second time, but RLKV's cache took its place "
+                "in the first pass; pass on the cache of the model's output, or make one with "
+                "session.new_cache()"
+            )
+        self._replaced.add(empty)
+        return self.new_cache()
 
     def kv_bytes(self) -> int:
         """Bytes held by the cache made last; after the ``with`` block, what it held at its end."""
@@ -316,8 +334,10 @@ def _cache_hook(model: PreTrainedModel, session: Session) -> Callable[..., Any]:
             use_cache = model.config.get_text_config(decoder=True).use_cache
         if isinstance(given, RLKVCache) or (given is None and not use_cache):
             return args, kwargs
-        if given is None or (type(given) is DynamicCache and not given.get_seq_length()):
+        if given is None:
             return args, with_cache(model, kwargs, session.new_cache())
+        if type(given) is DynamicCache and not given.get_seq_length():
+            return args, with_cache(model, kwargs, session.replace(given))
         raise UnsupportedFeatureError(
             f"a {type(given).__name__} with {given.get_seq_length()} tokens was passed, expected "
             "none or RLKV's own; leave out cache_implementation, or pass session.new_cache()"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from rlkv.attention.grouped import grouped_attention
 from rlkv.attention.masks import additive
@@ -46,6 +46,13 @@ class AttentionSlot:
     """Sink tokens of the mixed attention's local branch."""
     recent: int = 0
     """Recent tokens of the mixed attention's local branch."""
+
+    def __reduce__(self) -> NoReturn:
+        """Refused: leaving the block restores the model itself, never a copy of it."""
+        raise UnsupportedFeatureError(
+            f"{self.model_id} was copied inside the `with` block, where the copy would stay "
+            "compressed for good; copy it before or after"
+        )
 
 
 class PendingKV:
@@ -79,6 +86,8 @@ class StepMask(Step):
 
     build_dense: Callable[[], Tensor | None] = lambda: None
     """The mask of stock sdpa attention: (batch, 1, new, total) bool."""
+    is_causal: bool = True
+    """False where the model asks for more or less than causal attention over real tokens."""
 
     def dense(self) -> Tensor | None:
         """The stock mask, built once."""
@@ -117,17 +126,27 @@ def rlkv_mask(
 
     Args:
         batch_size: Rows.
-        kv_length: Columns after this pass.
-        attention_mask: (batch, kv_length) bool, False on padding; None when there is none.
+        kv_length: Columns that the layer holds after this pass.
+        attention_mask: (batch, columns so far) bool, False on padding; None when there is none.
         **kwargs: Whatever this version of transformers passes along.
+
+    Raises:
+        UnsupportedFeatureError: The padding mask is too short, or pads after real tokens.
     """
     # transformers up to 5.2 passes cache_position, later ones q_length
     position = kwargs.get("cache_position")
     new = int(kwargs["q_length"]) if position is None else int(position.shape[0])
-    past = kv_length - new
+    # a sliding layer's cache leaves out its first kv_offset columns; the padding mask has them all
+    total = kv_length + int(kwargs.get("kv_offset", 0))
+    past = total - new
     device = torch.device(kwargs.get("device") or _device_of(attention_mask, position))
     if attention_mask is not None:
-        attention_mask = attention_mask[:, :kv_length]
+        if attention_mask.shape[1] < total:
+            raise UnsupportedFeatureError(
+                f"the attention mask covers {attention_mask.shape[1]} tokens, expected all "
+                f"{total}, cached ones included; append a column for each new token"
+            )
+        attention_mask = attention_mask[:, :total]
         if past and has_inner_padding(attention_mask):
             raise UnsupportedFeatureError(
                 "the attention mask has padding after real tokens, expected left padding; set "
@@ -140,7 +159,10 @@ def rlkv_mask(
             batch_size=batch_size, kv_length=kv_length, attention_mask=attention_mask, **kwargs
         )
 
-    return StepMask(batch_size, past, new, step.first_real, device, build_dense=build_dense)
+    is_causal = kwargs.get("mask_function", causal_mask_function) is causal_mask_function
+    return StepMask(
+        batch_size, past, new, step.first_real, device, build_dense=build_dense, is_causal=is_causal
+    )
 
 
 def _device_of(*tensors: Tensor | None) -> torch.device:
@@ -273,4 +295,10 @@ def _require_plain(
         raise UnsupportedFeatureError(
             "a ready-made attention mask was passed, expected a 2-D padding mask (batch, tokens) "
             "or none; RLKV builds each head's mask itself"
+        )
+    if not mask.is_causal:
+        raise UnsupportedFeatureError(
+            "the model asks for a mask other than plain causal attention, as for sequences packed "
+            "into one row, image tokens or is_causal=False; pass one sequence a row, with padding "
+            "on the left and its attention mask"
         )

@@ -55,7 +55,7 @@ def columns_after_crop(argument: int, length: int) -> int:
 
     A negative argument removes that many; a positive one (up to 5.2x) is the length to keep.
     """
-    return length + argument if argument <= 0 else min(argument, length)
+    return max(0, length + argument) if argument <= 0 else min(argument, length)
 
 
 def set_layer_checkpointing(model: PreTrainedModel, enabled: bool) -> None:

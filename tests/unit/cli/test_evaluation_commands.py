@@ -189,7 +189,7 @@ def test_profile_show_and_import(capsys, folder, tmp_path):
     status, out, _ = run(capsys, "profile", "import", table, "--model", folder, "--out", out_file)
     assert (status, out.strip()) == (0, str(out_file))
     status, out, _ = run(capsys, "profile", "show", out_file, "--json")
-    facts = json.loads(out)
+    (facts,) = json.loads(out)
     assert (facts["model"], facts["meta.clipped"], facts["source"]) == ("tiny", 3, table.name)
     status, out, _ = run(capsys, "profile", "show", out_file)
     assert "layer   0  0.10 0.20 0.30 1.00" in out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from transformers import DynamicCache, StaticCache
@@ -10,8 +12,8 @@ from rlkv.errors import ConfigError, UnsupportedFeatureError, UnsupportedModelEr
 from rlkv.gates import Gates
 from rlkv.hf.attach import attach_gates, compress
 from rlkv.methods.base import MethodOptions
-from tests.tiny import SINK, holding, random_tokens, tiny_model
-from tests.unit.hf.test_parity import MASK, WINDOW, compressed, profile_of
+from tests.tiny import SINK, holding, random_tokens, reference_logits, tiny_model
+from tests.unit.hf.test_parity import MASK, WINDOW, chunked_logits, compressed, profile_of
 
 OPTIONS = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 
@@ -173,3 +175,74 @@ def test_profile_of_another_model_is_refused_before_anything_happens(model):
         compress(model, profile=profile_of(other), sparsity=0.5, sink=SINK),
     ):
         pass
+
+
+def test_tokens_taken_back_under_the_window_are_forgotten(model):
+    tokens, more = random_tokens(1, 10, seed=17), random_tokens(1, 20, seed=18)
+    whole = torch.cat([tokens[:, :5], more], 1)
+    expected = reference_logits(model, whole, torch.tensor(MASK))[:, 5:]
+    with compressed(model) as session, torch.no_grad():
+        cache = session.new_cache()
+        model(tokens, **holding(model, cache))
+        cache.crop(-5)
+        found = [model(more[:, i : i + 1], **holding(model, cache)).logits for i in range(20)]
+    assert (torch.cat(found, 1) - expected).abs().max() <= 1e-5
+
+
+def test_taking_back_more_than_there_is_empties_the_cache(model):
+    tokens = random_tokens(1, 10, seed=17)
+    with compressed(model) as session:
+        cache = session.new_cache()
+        model(tokens, **holding(model, cache))
+        cache.crop(-15)
+        assert cache.get_seq_length() == 0
+        again = model(tokens, **holding(model, cache)).logits
+        assert (again - model(tokens).logits).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_packed_sequences_are_refused(model, gated):
+    positions = torch.arange(10).repeat(2)[None]
+    attached = attach_gates(model, Gates((3, 4)), **WINDOW) if gated else compressed(model)
+    with attached, pytest.raises(UnsupportedFeatureError, match="packed into one row"):
+        model(random_tokens(1, 20), position_ids=positions, use_cache=False)
+
+
+def test_a_mask_of_the_new_tokens_alone_is_refused(model, padded):
+    with compressed(model) as session:
+        cache = session.new_cache()
+        model(**padded, **holding(model, cache))
+        with pytest.raises(UnsupportedFeatureError, match="covers 1 tokens, expected all 31"):
+            model(random_tokens(3, 1), attention_mask=torch.ones(3, 1), **holding(model, cache))
+
+
+def test_an_empty_cache_that_was_replaced_is_refused_the_second_time(model):
+    own = DynamicCache(config=model.config)
+    with compressed(model):
+        model(random_tokens(1, 9), **holding(model, own))
+        with pytest.raises(UnsupportedFeatureError, match="a second time"):
+            model(random_tokens(1, 1), **holding(model, own))
+
+
+def test_copies_inside_the_block_are_refused(model):
+    with compressed(model), pytest.raises(UnsupportedFeatureError, match="copied inside"):
+        copy.deepcopy(model)
+    copy.deepcopy(model)
+
+
+@pytest.mark.parametrize("start", [3, 13])
+def test_hybrid_model_with_padding_equals_the_stock_model(start):
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    hybrid = tiny_model(
+        "qwen3", layer_types=types, use_sliding_window=True, sliding_window=8, max_window_layers=0
+    )
+    hybrid.config._attn_implementation = "sdpa"
+    tokens = random_tokens(2, 30, seed=19)
+    mask = torch.ones_like(tokens)
+    mask[1, :start] = 0
+    sizes = [20, 1, 1, 5, 1, 1, 1]
+    stock = chunked_logits(hybrid, tokens, sizes, mask)
+    with compress(hybrid, method="full", **WINDOW):
+        found = chunked_logits(hybrid, tokens, sizes, mask)
+    assert (found[0] - stock[0]).abs().max() <= 1e-5
+    assert (found[1, start:] - stock[1, start:]).abs().max() <= 1e-5
