@@ -39,9 +39,15 @@ class Plan:
     def run(self) -> int:
         """Computes, prints, and returns the exit status."""
         from rlkv.core.head_profile import HeadProfile
+        from rlkv.errors import ConfigError
         from rlkv.hf.loading import model_spec
         from rlkv.serve.plan import Pool, parse_size, plan_rows
 
+        if self.tensor_parallel < 1 or not 0.0 < self.utilization <= 1.0:
+            raise ConfigError(
+                f"tensor_parallel {self.tensor_parallel} and utilization {self.utilization}: "
+                "expected at least 1 GPU and a share in (0, 1]"
+            )
         profile = None if self.profile is None else HeadProfile.load(self.profile)
         spec = model_spec(self.model)
         if profile is not None:

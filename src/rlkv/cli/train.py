@@ -61,9 +61,11 @@ class Train:
 
     def run(self) -> int:
         """Trains and prints a summary; returns the exit status."""
+        from rlkv.core.budget import Budget
         from rlkv.train.rewards import task_of
 
         config = self._config()
+        Budget(config.monitor.sparsity, config.sink, config.recent)
         task = task_of(config)
         if self.dry_run:
             return self._estimate(config, task)
@@ -71,7 +73,7 @@ class Train:
         from rlkv.hf.loading import load_model, model_spec
 
         model_spec(config.model)  # an unsupported model fails here
-        _require_usable(config, task)
+        next(iter(task.examples(1, split="train")), None)  # unreadable data fails here
         loaded = load_model(config.model, dtype=config.dtype, device=self.device)  # type: ignore[arg-type]
         result = self._train(config, loaded, task, output)
         if result.metrics:
@@ -180,11 +182,3 @@ class Train:
             if name != "config":
                 print(f"{name:<22} {value:,}" if type(value) is int else f"{name:<22} {value}")
         return 0
-
-
-def _require_usable(config: TrainConfig, task: Task) -> None:
-    """Checks what can be checked before weights load."""
-    from rlkv.core.budget import Budget
-
-    Budget(config.monitor.sparsity, config.sink, config.recent)
-    next(iter(task.examples(1, split="train")), None)  # unreadable data fails here

@@ -100,7 +100,7 @@ def read_jsonl(path: str | Path) -> Iterator[dict[str, Any]]:
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{target} line {number} is not JSON ({error}); fix it") from error
             if not isinstance(row, dict):
                 raise DataError(f"{target} line {number} is not a JSON object; fix or remove it")

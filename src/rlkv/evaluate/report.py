@@ -281,6 +281,9 @@ def report_from_folder(folder: str | Path, title: str | None = None) -> Report:
     return Report(title or target.resolve().name, rows, run, tuple(heads.values()), sections)
 
 
+_RESULT_KEYS = ("row", "config", "records", "profile", "run")
+
+
 def read_result(path: str | Path, *, required: bool = True) -> dict[str, Any] | None:
     """The content of a result file.
 
@@ -293,12 +296,17 @@ def read_result(path: str | Path, *, required: bool = True) -> dict[str, Any] | 
     """
     try:
         content = json.loads(Path(path).read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(
             f"cannot read result {path} ({error}); pass a file written by `rlkv eval`"
         ) from error
     found = content.get("format") if isinstance(content, dict) else None
     if found == RESULT_FORMAT:
+        missing = [name for name in _RESULT_KEYS if name not in content]
+        if missing:
+            raise DataError(
+                f"{path} lacks {', '.join(missing)}, expected a whole result; run `rlkv eval` again"
+            )
         return content
     if required:
         raise DataError(

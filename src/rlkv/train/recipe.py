@@ -7,6 +7,7 @@ values of the wrong kind are errors: a misspelt setting must not become a silent
 from __future__ import annotations
 
 import dataclasses
+import sys
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
@@ -115,7 +116,9 @@ def _converted(value: Any, hint: Any, name: str) -> Any:  # noqa: ANN401 - any s
         raise unknown_name(f"value of {name}", str(value), [str(v) for v in get_args(hint)])
     if origin is tuple and isinstance(value, list):
         return tuple(_converted(item, get_args(hint)[0], name) for item in value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not abs(value) <= sys.float_info.max:  # NaN too
+            raise ConfigError(f"{name} is {value}, expected a finite number; correct the setting")
         return float(value)
     if (
         isinstance(hint, type)

@@ -70,6 +70,8 @@ def test_unknown_names_come_with_the_closest_known_one(values, message):
         ({"rollout": 3}, "expected a table"),
         ({"loss": {"clip": "wide"}}, "expected float"),
         ({"rollout": {"group_size": 1}}, "group_size at least 2"),
+        ({"penalty": {"beta": float("nan")}}, "expected a finite number"),
+        ({"penalty": {"beta": 10**400}}, "expected a finite number"),
     ],
 )
 def test_wrong_values_are_refused(values, message):
