@@ -89,10 +89,14 @@ def step_from_mask(
     """
     if mask is None or bool(mask.all()):
         return Step(batch, past, new, None, device)
-    return Step(batch, past, new, mask.to(torch.int64).argmax(dim=-1).to(device), device)
+    real = mask.to(torch.int64)
+    # a row may be padding throughout while its prompt comes in chunks
+    first_real = real.argmax(dim=-1).masked_fill(real.sum(dim=-1) == 0, real.shape[-1])
+    return Step(batch, past, new, first_real.to(device), device)
 
 
 def has_inner_padding(mask: Tensor) -> bool:
     """True where a row of the (batch, columns) mask has a zero after its first real token."""
     real = mask.to(torch.int64)
-    return bool((real.argmax(dim=-1) + real.sum(dim=-1) != real.shape[-1]).any())
+    count = real.sum(dim=-1)
+    return bool(((real.argmax(dim=-1) + count != real.shape[-1]) & (count > 0)).any())

@@ -216,6 +216,18 @@ def test_a_mask_of_the_new_tokens_alone_is_refused(model, padded):
             model(random_tokens(3, 1), attention_mask=torch.ones(3, 1), **holding(model, cache))
 
 
+@pytest.mark.parametrize("sizes", [[5] * 7, [1] * 35])
+def test_a_row_may_be_padding_for_several_chunks(model, sizes):
+    tokens = random_tokens(2, 35, seed=20)
+    mask = torch.ones_like(tokens)
+    mask[1, :23] = 0
+    expected = reference_logits(model, tokens, torch.tensor(MASK), first_real=[0, 23])
+    with compressed(model):
+        found = chunked_logits(model, tokens, sizes, mask)
+    assert (found[0] - expected[0]).abs().max() <= 1e-5
+    assert (found[1, 23:] - expected[1, 23:]).abs().max() <= 1e-5
+
+
 def test_an_empty_cache_that_was_replaced_is_refused_the_second_time(model):
     own = DynamicCache(config=model.config)
     with compressed(model):
