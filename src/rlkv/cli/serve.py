@@ -38,6 +38,8 @@ class Serve:
     """Last tokens that a compressed head keeps; at least 16."""
     any_model: bool = False
     """Accept a profile that was made for another model of the same shape."""
+    drain: int = 30
+    """Seconds that requests in flight may finish in after SIGTERM (vLLM's own default is 0)."""
     batch_size: int = 16
     """Requests decoded together by --engine hf."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -72,6 +74,7 @@ class Serve:
             max_model_len=self.max_model_len,
             tensor_parallel=self.tensor_parallel,
             any_model=self.any_model,
+            drain_s=self.drain,
             extra=self.vllm_args,
         )
         config = model_config(self.model)

