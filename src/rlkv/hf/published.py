@@ -82,8 +82,12 @@ def config_for_planning(name: str) -> tuple[PreTrainedConfig, bool]:
     return config, False
 
 
-def parameter_count(config: PreTrainedConfig) -> int:
-    """Weights of a model with this config; none is made."""
+def count_weights(config: PreTrainedConfig) -> tuple[int, bool]:
+    """Weights of a model with this config, and whether it normalises queries and keys.
+
+    None of the weights is made.
+    """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    return sum(parameter.numel() for parameter in model.parameters())
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    return sum(sizes.values()), any("q_norm" in name for name in sizes)

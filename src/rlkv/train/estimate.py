@@ -14,7 +14,7 @@ from typing import Any
 from rlkv.core.model_spec import ModelSpec
 from rlkv.errors import ConfigError
 from rlkv.hf.loading import spec_from_config
-from rlkv.hf.published import config_for_planning, parameter_count
+from rlkv.hf.published import config_for_planning, count_weights
 from rlkv.tasks.base import Task
 from rlkv.train.config import TrainConfig
 
@@ -58,6 +58,8 @@ class Sizes:
     """Tokens of the vocabulary."""
     positions: int
     """Tokens that a sequence may have; 0 where there is no limit."""
+    has_query_norm: bool = False
+    """Whether queries and keys are normalised, as in Qwen3."""
 
 
 def sizes_of(name: str) -> tuple[Sizes, bool]:
@@ -69,14 +71,16 @@ def sizes_of(name: str) -> tuple[Sizes, bool]:
     """
     config, own = config_for_planning(name)
     text = config.get_text_config(decoder=True)
+    parameters, has_query_norm = count_weights(config)
     sizes = Sizes(
         spec_from_config(config, name),
-        parameter_count(config),
+        parameters,
         text.num_hidden_layers,
         text.hidden_size,
         text.intermediate_size,
         text.vocab_size,
         text.max_position_embeddings or 0,
+        has_query_norm,
     )
     return sizes, own
 
@@ -106,10 +110,9 @@ def training_bytes(
     count = rows * tokens
     heads = spec.num_query_heads * spec.head_dim
     kv = spec.num_kv_heads * spec.head_dim
-    # what autograd keeps of a layer whose weights are frozen: inputs of norms, which work in
-    # float32 (queries and keys have norms in some models; counted always), what mixed attention
-    # recomputes from, and factors of products; inputs of frozen linear maps are not kept
-    norms = (2 * sizes.hidden + heads + kv) * 4
+    # what autograd keeps of a layer whose weights are frozen: inputs of norms, in float32, and of
+    # products of two activations; a frozen linear map keeps nothing
+    norms = 2 * sizes.hidden * 4 + ((heads + kv) * 4 if sizes.has_query_norm else 0)
     attention = (heads + 2 * kv) * width
     feed_forward = 3 * sizes.inner * width
     layer = count * (norms + attention + feed_forward)
@@ -121,7 +124,8 @@ def training_bytes(
     chunk = min(head_chunk, (scored or count) * sizes.vocab)
     return {
         "weights_bytes": sizes.parameters * width,
-        "activation_bytes": kept + (layer if checkpointing else 0),
+        "activation_bytes": kept,
+        "recomputed_bytes": layer if checkpointing else 0,
         "working_bytes": 6 * scores * 4,
         # logits in the model's type, in float32, and their gradient
         "head_bytes": chunk * (width + 4 + 4),
