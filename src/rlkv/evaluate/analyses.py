@@ -138,19 +138,24 @@ def error_section(cells: Sequence[CellData]) -> Section | None:
 
 
 def bytes_section(cells: Sequence[CellData]) -> Section | None:
-    """Measured KV bytes as a share of the full cache's at the same length; None without records."""
-    rows: list[tuple[str | float | int, ...]] = []
+    """Measured KV bytes over the full cache's and over the budget's; None without records."""
+    rows: list[tuple[str | float | int | None, ...]] = []
     for cell in cells:
         held = [r.kv_bytes / r.full_bytes for r in cell.records if r.full_bytes]
-        if held:
-            rows.append((*_name(cell), sum(held) / len(held), max(held)))
+        if not held:
+            continue
+        allowed = [r.kv_bytes / r.budget_bytes for r in cell.records if r.budget_bytes]
+        of_budget = (sum(allowed) / len(allowed), max(allowed)) if allowed else (None, None)
+        rows.append((*_name(cell), sum(held) / len(held), max(held), *of_budget))
     if not rows:
         return None
     note = (
-        "KV bytes that a sequence held when it ended, over those of a full cache of its length. "
-        "Methods with one sparsity have one budget, so their shares should be equal."
+        "KV bytes that a sequence held when it ended, over those of a full cache of its length, "
+        "and over what the budget allows at its length. Short sequences hold a larger share, so "
+        "methods whose answers differ in length are compared by the share of the budget."
     )
-    names = ("model", "task", "method", "sparsity", "share_mean", "share_max")
+    shares = ("share_mean", "share_max", "of_budget_mean", "of_budget_max")
+    names = ("model", "task", "method", "sparsity", *shares)
     return Section("bytes", "Measured memory", note, names, tuple(rows))
 
 

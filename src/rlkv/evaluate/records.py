@@ -47,6 +47,8 @@ class Record:
     """Bytes of KV cache the sequence held when it ended, measured."""
     full_bytes: int
     """Bytes that the full cache of as many tokens takes, computed."""
+    budget_bytes: int | None = None
+    """Bytes that the budget allows at this length, computed; None in records of older runs."""
     failure: str | None = None
     """Why the example could not be run; None when it was."""
 

@@ -275,10 +275,17 @@ def report_from_folder(folder: str | Path, title: str | None = None) -> Report:
             heads[found.model, found.label, found.scores] = found
     if not cells:
         raise DataError(f"{target} holds no result of `rlkv eval`; run one with --out {target}")
-    cells.sort(key=lambda cell: (cell.row.model, cell.row.task, cell.row.method, cell.row.sparsity))
+    cells.sort(key=lambda cell: _place(cell.row))
+    maps = sorted(heads.values(), key=lambda one: (one.model, one.label != RANKED_BY, one.label))
     rows = tuple(cell.row for cell in cells)
     sections = (*difference_sections(cells), *read_sections(target / "analyses.json"))
-    return Report(title or target.resolve().name, rows, run, tuple(heads.values()), sections)
+    return Report(title or target.resolve().name, rows, run, tuple(maps), sections)
+
+
+def _place(row: Row) -> tuple[object, ...]:
+    """Sort key: the full cache first, then the reference method, then the others by name."""
+    first = (row.method != "full", row.method != RANKED_BY)
+    return (row.model, row.task, *first, row.method, row.sparsity, row.sink, row.recent)
 
 
 _RESULT_KEYS = ("row", "config", "records", "profile", "run")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlkv.core.budget import Budget
 from rlkv.core.engine import Completion, Prompt
 from rlkv.core.files import append_jsonl
 from rlkv.errors import DataError, PromptTooLongError, RLKVError
@@ -174,7 +175,7 @@ def _run_batch(
         golds = [item.gold for item in batch if item.gold is not None]
         forced = force(engine.loaded, session, prompts, golds)
         for item, gold, one in zip(batch, golds, forced, strict=True):
-            store.add(_forced_record(item, gold, one, engine.loaded))
+            store.add(_forced_record(cell, item, gold, one, engine.loaded))
         return
     examples = {item.example.id: item.example for item in batch}
 
@@ -211,6 +212,7 @@ def _generated_record(
         kv_bytes=completion.kv_bytes,
         # the last token is written but never fed back
         full_bytes=loaded.spec.kv_bytes(completion.prompt_tokens + tokens - 1),
+        budget_bytes=_budget_bytes(cell, loaded, completion.prompt_tokens + tokens - 1),
         failure=failure,
     )
 
@@ -232,7 +234,7 @@ def forced_reward(predicted: Sequence[int], gold: Sequence[int], spans: Sequence
 
 
 def _forced_record(
-    item: _Item, gold: Gold, forced: ForcedCompletion, loaded: LoadedModel
+    cell: Cell, item: _Item, gold: Gold, forced: ForcedCompletion, loaded: LoadedModel
 ) -> Record:
     reward = forced_reward(forced.predicted, gold.token_ids, item.spans)
     length, tokens = len(item.prompt.token_ids), len(gold.token_ids)
@@ -250,7 +252,16 @@ def _forced_record(
         kv_bytes=forced.kv_bytes,
         # the last gold token is predicted but never fed
         full_bytes=loaded.spec.kv_bytes(length + tokens - 1),
+        budget_bytes=_budget_bytes(cell, loaded, length + tokens - 1),
     )
+
+
+def _budget_bytes(cell: Cell, loaded: LoadedModel, length: int) -> int:
+    """Bytes that the cell's budget allows a sequence of ``length`` tokens."""
+    budget = Budget(cell.budget_sparsity, cell.config.sink, cell.config.recent)
+    if cell.sparsity == 1.0:  # every head local, which no budget can say
+        return loaded.spec.kv_bytes(budget.tokens_in_compressed_head(length))
+    return budget.kv_bytes(loaded.spec, length)
 
 
 def _failed(example: Example, sample: int, failure: str) -> Record:

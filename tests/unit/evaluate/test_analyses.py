@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -124,3 +126,7 @@ def test_bytes_are_shares_of_the_full_cache():
     ).records()
     assert row["share_mean"] == pytest.approx(0.55)
     assert row["share_max"] == 0.6
+    assert row["of_budget_mean"] is None
+    within = replace(record("a", 1.0), budget_bytes=40), replace(record("b", 1.0), budget_bytes=50)
+    (row,) = bytes_section([cell("rlkv", 0.5, *within)]).records()
+    assert (row["of_budget_mean"], row["of_budget_max"]) == (1.125, 1.25)

@@ -180,6 +180,7 @@ def test_profile_decides_the_heads(toy_tasks, tiny, tmp_path):
     length = record.prompt_tokens + record.tokens - 1
     exact = (full * length + local * 8) * tiny.spec.bytes_per_token_per_head
     assert exact <= record.kv_bytes <= exact * 1.01
+    assert record.budget_bytes == exact
     assert record.full_bytes == tiny.spec.kv_bytes(length)
 
 

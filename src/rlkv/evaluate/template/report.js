@@ -144,11 +144,12 @@ function hover(event, plot, points, chart, x) {
   here.sort((a, b) => a.y - b.y);
   plot.querySelector(".hover").innerHTML =
     `<line class="guide" x1="${nearest.x}" x2="${nearest.x}" y1="${SIZE.top}" y2="${SIZE.height - SIZE.bottom}"/>`;
+  const fixed = (value) => (Math.abs(value) < 100 ? value.toFixed(3) : formatNumber(value));
   const lines = here.map(({ row }) => {
     const interval = chart.low && typeof row[chart.low] === "number"
-      ? `${formatNumber(row[chart.low])} to ${formatNumber(row[chart.high])}` : "";
+      ? `${fixed(row[chart.low])} to ${fixed(row[chart.high])}` : "";
     const bytes = "kv_bytes_mean" in row ? formatBytes(row.kv_bytes_mean) : "";
-    const cells = [row[chart.series], formatNumber(row[chart.y]), interval, bytes];
+    const cells = [row[chart.series], fixed(row[chart.y]), interval, bytes];
     return `<tr>${cells.map((cell) => `<td>${escapeText(cell)}</td>`).join("")}</tr>`;
   });
   const title = `${x.replaceAll("_", " ")} ${formatValue(x, nearest.row[x])}`;
