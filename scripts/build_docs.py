@@ -107,7 +107,49 @@ def decode_table() -> str:
     return "\n".join([*lines, "", f"`{result['command']}`; `results/bench_decode.json`."])
 
 
-TABLES = {"quickstart": quickstart_table, "decode": decode_table}
+def peers_table() -> str:
+    """Accuracy of every method over sparsity on the embedded model."""
+    result = read_result("study_embedded.json")
+    rows = result["rows"]
+    steps = sorted({row["sparsity"] for row in rows if row["method"] == "rlkv"})
+    lines = [
+        "| method | " + " | ".join(f"s = {s:g}" for s in steps) + " |",
+        "|---|" + "---|" * len(steps),
+    ]
+    for method in dict.fromkeys(row["method"] for row in rows if row["method"] != "full"):
+        own = {row["sparsity"]: row["accuracy"] for row in rows if row["method"] == method}
+        lines.append(f"| `{method}` | " + " | ".join(f"{own[s]:.3f}" for s in steps) + " |")
+    full = next(row for row in rows if row["method"] == "full")
+    note = (
+        f"Full cache {full['accuracy']:.3f}; n = {full['n']}; intervals, bytes and the figure: "
+        f"`results/study_embedded.json`; `{result['command']}`."
+    )
+    return "\n".join([*lines, "", note])
+
+
+def real_table() -> str:
+    """Price look-up on SmolLM2."""
+    names = ("eval_price_lookup.json", "eval_price_lookup_rlkv.json")
+    results = [read_result(name) for name in names]
+    rows = [row for result in results for row in result["rows"]]
+    full = next(row["kv_bytes_mean"] for row in rows if row["method"] == "full")
+    lines = ["| method | s | values right (95 % interval) | KV bytes |", "|---|---|---|---|"]
+    for row in rows:
+        lines.append(
+            f"| `{row['method']}` | {row['sparsity']:g} | {row['accuracy']:.3f} "
+            f"({row['ci_low']:.3f} to {row['ci_high']:.3f}) | {row['kv_bytes_mean'] / full:.0%} |"
+        )
+    return "\n".join(
+        [*lines, "", f"n = {rows[0]['n']}; `results/{names[0]}`, `results/{names[1]}`."]
+    )
+
+
+TABLES = {
+    "quickstart": quickstart_table,
+    "peers": peers_table,
+    "real": real_table,
+    "decode": decode_table,
+}
 
 
 def readme() -> str:

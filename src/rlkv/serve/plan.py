@@ -72,7 +72,7 @@ def plan_rows(
         recent: Last tokens that a compressed head keeps.
 
     Raises:
-        ConfigError: A setting is out of range, or not one request fits.
+        ConfigError: A setting is out of range, or not one request fits at any sparsity.
     """
     chosen = profile or _even_profile(spec)
     chosen.require_match(spec, any_model=True)
@@ -81,6 +81,12 @@ def plan_rows(
         budget = Budget(sparsity, sink=sink, recent=recent)
         split = split_heads(chosen.full_heads(sparsity), chosen.scores, pool.ranks)
         rows.append(_row(spec, pool, budget, split))
+    if not any(row["max_requests"] for row in rows):
+        raise ConfigError(
+            f"{pool.bytes_per_rank / 2**30:.2f} GiB of KV memory cannot hold one request of "
+            f"{pool.context} tokens at any of these sparsities; give more memory or a shorter "
+            "--context"
+        )
     return rows
 
 
@@ -93,13 +99,8 @@ def _row(spec: ModelSpec, pool: Pool, budget: Budget, split: HeadSplit) -> PlanR
     block_bytes = geometry.block_rows * spec.bytes_per_token_per_head
     blocks = pool.bytes_per_rank // block_bytes
     held = geometry.blocks(pool.context)
-    if blocks - 1 < held:  # vLLM keeps one block for itself
-        raise ConfigError(
-            f"{pool.bytes_per_rank / 2**30:.2f} GiB of KV memory hold {max(blocks - 1, 0)} blocks, "
-            f"one request of {pool.context} tokens needs {held}; give more memory or a shorter "
-            "--context"
-        )
-    requests = blocks / held
+    # vLLM keeps one block for itself; where one request does not fit, none is planned
+    requests = blocks / held if blocks - 1 >= held else 0.0
     # without full heads nothing grows with the request
     growing = block_bytes // geometry.full_block if geometry.full_heads else 0
     return {
