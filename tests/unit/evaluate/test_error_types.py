@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from pathlib import Path
 
 import pytest
@@ -85,11 +84,13 @@ def test_overlength_follows_the_limits(facts: dict[str, int], error: str) -> Non
     assert diagnose(words(50), **facts).error == error
 
 
-@pytest.mark.parametrize("text", ["a b " * 15_000, "a " * 29_000 + "b", words(10_000)])
-def test_long_texts_take_milliseconds(text: str) -> None:
-    start = time.perf_counter()
-    find_loop(text)
-    assert time.perf_counter() - start < 1.0  # linear: about 0.03 s
+@pytest.mark.parametrize(
+    ("text", "loops"),
+    [("a b " * 15_000, True), ("a " * 29_000 + "b", True), (words(10_000), False)],
+)
+def test_long_texts_are_judged_like_short_ones(text: str, loops: bool) -> None:
+    # anything worse than linear would not come back from these
+    assert (find_loop(text) is not None) == loops
 
 
 def generations(folder: Path, name: str) -> list[dict[str, str]]:

@@ -133,10 +133,9 @@ def test_works_off_the_main_thread(verify: MathVerifier) -> None:
     assert found == [1.0]
 
 
-def test_time_is_linear_in_unbalanced_boxes(verify: MathVerifier) -> None:
-    start = time.monotonic()
+def test_many_unbalanced_boxes_hold_no_answer(verify: MathVerifier) -> None:
+    # 20,000 of them: anything worse than linear would run into the timeout
     assert verify("\\boxed{" * 20_000, "1").reason == "no_answer"
-    assert time.monotonic() - start < 5.0
 
 
 @pytest.mark.slow
