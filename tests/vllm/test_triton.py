@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,14 @@ import pytest
 from tests.vllm.conftest import in_child
 
 pytestmark = pytest.mark.vllm
+KERNELS = "vllm.v1.attention.ops.triton_reshape_and_cache_flash"
+
+
+@pytest.fixture(autouse=True)
+def real_triton() -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    if KERNELS in sys.modules:
+        pytest.skip("earlier tests imported vLLM's kernels without Triton; run this file alone")
 
 
 def use_interpreter() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -175,6 +176,8 @@ class Train:
         from rlkv.train.estimate import estimate
 
         found = estimate(config, task)
+        if not found["fits"]:
+            print(_advice(found), file=sys.stderr)
         if self.json:
             print_rows([found], as_json=True)
             return 0
@@ -182,3 +185,19 @@ class Train:
             if name != "config":
                 print(f"{name:<22} {value:,}" if type(value) is int else f"{name:<22} {value}")
         return 0
+
+
+def _advice(found: dict[str, Any]) -> str:
+    """What to change where a run does not fit."""
+    parts = {name: size for name, size in found.items() if name.endswith("_bytes")}
+    del parts["peak_bytes"]
+    largest = max(parts, key=lambda name: parts[name])
+    remedy = {
+        "weights_bytes": "use a smaller dtype or a larger device",
+        "decode_cache_bytes": "lower rollout.decode_rows",
+        "head_bytes": "lower loss.head_chunk",
+    }.get(largest, "set loss.gradient_checkpointing=true or lower loss.micro_rows")
+    return (
+        f"the run needs {found['peak_bytes'] / 2**30:.0f} GiB and does not fit; most of it is "
+        f"{largest} ({parts[largest] / 2**30:.0f} GiB): {remedy} (with --set)"
+    )

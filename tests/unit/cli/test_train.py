@@ -67,3 +67,18 @@ def test_a_short_run_leaves_a_profile_and_can_be_resumed(capsys, tmp_path):
     assert HeadProfile.load(row["profile"]).meta["task"] == "chain"
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     assert main([*arguments, "--set", *settings, "--resume"]) == 0
+
+
+def test_dry_run_says_what_to_change_where_a_run_does_not_fit(capsys):
+    big = ["--model", "Qwen/Qwen3-4B-Thinking-2507", "--task", "deepscaler", "--dry-run", "--json"]
+    assert main(["train", *big]) == 0
+    found = capsys.readouterr()
+    assert json.loads(found.out)[0]["fits"] is False
+    assert "loss.gradient_checkpointing=true" in found.err
+    assert main(["train", *big, "--set", "loss.gradient_checkpointing=true"]) == 0
+    assert "lower rollout.decode_rows" in capsys.readouterr().err
+    fewer = ["loss.gradient_checkpointing=true", "rollout.decode_rows=48"]
+    assert main(["train", *big, "--set", *fewer]) == 0
+    found = capsys.readouterr()
+    assert json.loads(found.out)[0]["fits"] is True
+    assert "does not fit" not in found.err
