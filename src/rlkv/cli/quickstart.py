@@ -56,14 +56,14 @@ class Quickstart:
         train_config = self._train_config()
         configs = self._eval_configs()  # checked before anything runs
         folder = require_writable_folder(self.output)
+        run = run_info()  # at the start: the commit that runs, not one made meanwhile
         loaded = load_model(MODEL)
         profile = self._learn(train_config, loaded, folder / "learning")
         results = evaluate(configs, out=folder / "records", models={MODEL: loaded})
         rows = [result.row for result in results]
         title = "RLKV quickstart: which KV heads does a reasoning model need?"
-        report = build_report(
-            results, title=title, run=run_info(), heads=[head_map("rlkv", profile)]
-        )
+        heads = [head_map("rlkv", profile)]
+        report = build_report(results, title=title, run=run, heads=heads)
         written = report.write(folder)
         print_rows(as_rows(rows), as_json=self.json, title="accuracy and measured KV bytes")
         print("\n".join(f"wrote {path}" for path in written), file=sys.stderr)

@@ -72,6 +72,8 @@ def run_study(
     for config in (*study.cells(), *extra):
         loaded = (models or {}).get(config.model)
         prepare(config, None if loaded is None else loaded.spec)
+    # before the first cell: the commit that runs, not one made meanwhile
+    run = run_info(str(study.eval.get("device", "cpu")))
     results = evaluate(study.cells(), out=folder / CELLS, models=models, progress=progress)
     swept = evaluate(study.window_cells(), out=folder / ANALYSES, models=models, progress=progress)
     cells = [CellData(result.row, result.records) for result in results]
@@ -90,7 +92,7 @@ def run_study(
     report = build_report(
         results,
         title=study.title,
-        run=run_info(str(study.eval.get("device", "cpu"))),
+        run=run,
         heads=_head_maps(profiles),
         sections=sections,
     )

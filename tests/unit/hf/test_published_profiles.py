@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM
 
 from rlkv.core.import_scores import import_scores
 from rlkv.hf.loading import spec_from_config
+from tests.unit.hf.test_loading import LLAMA_8B
+from tests.unit.hf.test_loading import QWEN2_7B as QWEN_7B
 
-LLAMA_8B = LlamaConfig(
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_hidden_layers=32,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    vocab_size=128256,
-)
-QWEN_7B = Qwen2Config(
-    hidden_size=3584,
-    intermediate_size=18944,
-    num_hidden_layers=28,
-    num_attention_heads=28,
-    num_key_value_heads=4,
-    vocab_size=152064,
-)
 SPARSITIES = (0.2, 0.4, 0.5, 0.6, 0.8)
 
 
