@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from rlkv.evaluate.runner import forced_reward
 from tests.vllm.conftest import TinyModel, engine, greedy, in_child
 
 pytestmark = pytest.mark.vllm
@@ -86,3 +88,67 @@ def test_no_request_differs_by_more_than_near_ties(smollm2, shared_data, record_
     # the test can fail: with another window the same tokens are far from ties
     control = in_child(lambda: gaps(16, 56, 4))
     assert max(max(row) for row in control) > NEAR_TIE
+
+
+def test_price_lookup_gives_the_answers_of_eval(smollm2, tmp_path, record_property):
+    """Forced look-ups through vLLM against the records of ``rlkv eval``, example by example."""
+    count = int(os.environ.get("RLKV_PRICE_LOOKUPS", "24"))
+    profile = Path(__file__).parents[2] / "profiles" / "smollm2.price_lookup.rlkv.json"
+
+    def evaluate() -> dict[str, float]:
+        from rlkv.cli.main import main
+
+        command = ["eval", "--model", "smollm2", "--task", "price_lookup", "--method", "rlkv"]
+        command += ["--profile", str(profile), "--sparsity", "0.5", "--n", str(count)]
+        command += ["--dtype", "bfloat16", "--out", str(tmp_path)]
+        assert main(command) in (None, 0)
+        (records,) = tmp_path.rglob("rlkv-s0.5-*.jsonl")
+        rows = map(json.loads, records.read_text("utf-8").splitlines())
+        return {row["id"]: row["reward"] for row in rows}
+
+    def serve() -> dict[str, float]:
+        from vllm import SamplingParams
+
+        rewards, items = {}, forced_items(smollm2.folder, count)
+        llm = engine(
+            TinyModel(smollm2.folder, profile), 0.5, dtype="bfloat16",
+            kv_cache_memory_bytes=256 << 20, enable_prefix_caching=False,
+        )  # fmt: skip
+        asked = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1, detokenize=False)
+        prompts = [{"prompt_token_ids": prompt + gold} for _, prompt, gold, _ in items]
+        answers = llm.generate(prompts, asked, use_tqdm=False)
+        for (key, prompt, gold, spans), answer in zip(items, answers, strict=True):
+            ranked = answer.prompt_logprobs[len(prompt) :]
+            first = [next(i for i, one in place.items() if one.rank == 1) for place in ranked]
+            rewards[key] = forced_reward(first, gold, spans)
+        return rewards
+
+    expected, found = in_child(evaluate), in_child(serve)
+    assert expected.keys() == found.keys()
+    assert len(found) == count
+    same = sum(expected[key] == found[key] for key in found)
+    means = [sum(rewards.values()) / count for rewards in (expected, found)]
+    record_property("examples_with_the_same_reward", same)
+    print(f"{count} examples: {same} equal; eval {means[0]:.4f}, vLLM {means[1]:.4f}")  # noqa: T201
+    # bfloat16 rounds differently in the two engines: a look-up at a tie may fall either way
+    assert same >= 0.9 * count
+    assert abs(means[0] - means[1]) <= 0.01
+
+
+def forced_items(folder: Path, count: int) -> list[tuple[str, list[int], list[int], list[range]]]:
+    """Id, prompt tokens, gold tokens and scored token ranges of each price look-up."""
+    from transformers import AutoTokenizer
+
+    from rlkv.tasks.forced import span_token_ranges
+    from rlkv.tasks.price_lookup import PriceLookup
+
+    tokenizer, task = AutoTokenizer.from_pretrained(folder), PriceLookup()
+    found = []
+    for example in task.examples(count):
+        encoded = tokenizer.apply_chat_template(
+            task.messages(example), add_generation_prompt=True, tokenize=True, return_dict=True
+        )
+        gold = tokenizer(example.answer, add_special_tokens=False, return_offsets_mapping=True)
+        spans = list(span_token_ranges(gold["offset_mapping"], example.spans))
+        found.append((example.id, list(encoded["input_ids"]), list(gold["input_ids"]), spans))
+    return found
