@@ -103,11 +103,17 @@ class _Measured:
     """An arm's results at one context while rounds are still added."""
 
     row: dict[str, object]
+    mean_running: float
     steps: list[float] = field(default_factory=list)
 
 
 def serve_rows(
-    stock: Arm, others: Sequence[Arm], workload: ServeWorkload, *, start_s: float = 600.0
+    stock: Arm,
+    others: Sequence[Arm],
+    workload: ServeWorkload,
+    *,
+    start_s: float = 600.0,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Iterator[ServeRow]:
     """Measures all arms; rows come in the order stock, others, once all are done.
 
@@ -116,17 +122,22 @@ def serve_rows(
         others: Servers with compressed heads.
         workload: What they are asked.
         start_s: Seconds that a server may take to start.
+        report: Called with a line of text at each server's start and end.
 
     Raises:
         ConfigError: A server does not start.
     """
     measured: list[list[_Measured]] = []
+    report("stock: starting")
     with running(stock, start_s) as stock_address:
         own = [_burst(stock, stock_address, workload, context) for context in workload.contexts]
+        report(_line(own))
         measured.append(own)
-        for arm in others:
+        for number, arm in enumerate(others, 1):
+            report(f"server {number} of {len(others)}: {arm.engine} s={arm.sparsity:g}, starting")
             with running(arm, start_s) as address:
                 found = [_burst(arm, address, workload, c) for c in workload.contexts]
+                report(_line(found))
                 measured.append(found)
                 for _ in range(workload.rounds):
                     for index, context in enumerate(workload.contexts):
@@ -140,15 +151,24 @@ def serve_rows(
             }
 
 
+def _line(found: Sequence[_Measured]) -> str:
+    """One line on an arm's bursts, for progress."""
+    return "; ".join(
+        f"context {one.row['context']}: {one.row['output_tokens_per_s']} tokens/s, "
+        f"{one.row['peak_running']} running at most, {one.mean_running:.1f} on average, "
+        f"{one.row['preemptions']} preemptions"
+        for one in found
+    )
+
+
 def _burst(arm: Arm, address: str, workload: ServeWorkload, context: int) -> _Measured:
     """One burst of requests over the pool's capacity."""
     before = _metrics(address)
     prompts = _prompts(workload, context, workload.requests, workload.prompt)
-    peak = 0
+    seen: list[int] = []
 
     def poll() -> None:
-        nonlocal peak
-        peak = max(peak, int(_metrics(address)["vllm:num_requests_running"]))
+        seen.append(int(_metrics(address)["vllm:num_requests_running"]))
 
     begin = time.perf_counter()
     lines = asyncio.run(run_burst(address, prompts, context - workload.prompt, poll=poll))
@@ -161,7 +181,7 @@ def _burst(arm: Arm, address: str, workload: ServeWorkload, context: int) -> _Me
         "sparsity": arm.sparsity,
         "kv_pool_bytes": workload.kv_pool_bytes,
         "requests": workload.requests,
-        "peak_running": peak,
+        "peak_running": max(seen, default=0),
         "preemptions": int(preemptions - before["vllm:num_preemptions_total"]),
         "output_tokens_per_s": round(sum(line.tokens for line in lines) / seconds, 2),
         "ttft_p50_ms": _milliseconds(first, 50),
@@ -171,7 +191,7 @@ def _burst(arm: Arm, address: str, workload: ServeWorkload, context: int) -> _Me
         "step_ms_equal_batch": 0.0,
         "context": context,
     }
-    return _Measured(row)
+    return _Measured(row, statistics.fmean(seen) if seen else 0.0)
 
 
 def _steps(address: str, workload: ServeWorkload, context: int) -> list[float]:

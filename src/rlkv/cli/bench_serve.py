@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlkv.cli.output import print_rows
+from rlkv.cli.output import print_progress, print_rows
 
 if TYPE_CHECKING:
     from rlkv.bench.serve import Arm
@@ -70,7 +70,7 @@ class BenchServe:
             Arm("rlkv", sparsity, _command(option))
             for sparsity, option in zip(self.sparsity, options[1:], strict=True)
         ]
-        rows = list(serve_rows(stock, others, workload))
+        rows = list(serve_rows(stock, others, workload, report=print_progress))
         print_rows(rows, as_json=self.json, title="same KV pool, same burst")
         return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 
 from rlkv.core.files import to_json
@@ -31,6 +32,11 @@ def print_rows(rows: Sequence[Row], *, as_json: bool, title: str = "") -> None:
     # a pipe has no width of its own: leave cells whole there
     console = Console()
     Console(width=None if console.is_terminal else 200).print(table)
+
+
+def print_progress(line: str) -> None:
+    """Writes one line of progress to stderr."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def _is_number(value: object) -> bool:
