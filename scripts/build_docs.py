@@ -144,11 +144,81 @@ def real_table() -> str:
     )
 
 
+def serve_table() -> str:
+    """Stock vLLM and the plugin on one KV pool: long answers, then long prompts."""
+    names = ("bench_serve.json", "bench_serve_prompts.json")
+    answers, prompts = (read_result(name) for name in names)
+    full = {row["sparsity"]: row for row in prompts["rows"] if row["engine"] == "rlkv"}
+    stock_running = next(r["peak_running"] for r in prompts["rows"] if r["engine"] == "stock")
+    contexts = sorted({row["context"] for row in answers["rows"]})
+    steps = " | ".join(f"step at {context}" for context in contexts)
+    lines = [
+        f"| engine | s | requests in the pool | tokens/s | {steps} |",
+        "|---|---|---|---|" + "---|" * len(contexts),
+    ]
+    longest = contexts[-1]
+    arms = dict.fromkeys((row["engine"], row["sparsity"]) for row in answers["rows"])
+    found = {(r["engine"], r["sparsity"], r["context"]): r for r in answers["rows"]}
+    for engine, s in arms:
+        running = stock_running if engine == "stock" else full[s]["peak_running"]
+        base, own = found["stock", 0.0, longest], found[engine, s, longest]
+        ratios = " | ".join(
+            f"{_ratio(found[engine, s, c], found['stock', 0.0, c], 'step_ms_equal_batch')}"
+            for c in contexts
+        )
+        speed = f"{own['output_tokens_per_s']:.0f} ({_ratio(own, base, 'output_tokens_per_s')})"
+        lines.append(f"| {engine} | {s:g} | {running} | {speed} | {ratios} |")
+    note = (
+        f"Requests in the pool: `{prompts['command']}`; `results/{names[1]}`. The rest: "
+        f"`{answers['command']}`; `results/{names[0]}`."
+    )
+    return "\n".join([*lines, "", note])
+
+
+def _ratio(row: dict[str, Any], base: dict[str, Any], name: str) -> str:
+    return f"{row[name] / base[name]:.2f}×"
+
+
+def train_table() -> str:
+    """What each objective costs to learn, and how well its heads serve."""
+    result = read_result("bench_train.json")
+    rows = result["rows"]
+    steps = sorted({row["sparsity"] for row in rows if row["objective"] != "full"})
+    head = " | ".join(f"s = {s:g}" for s in steps)
+    lines = [
+        f"| objective | generated tokens | trained tokens | CPU seconds | {head} |",
+        "|---|---|---|---|" + "---|" * len(steps),
+    ]
+    for objective in dict.fromkeys(r["objective"] for r in rows if r["objective"] != "full"):
+        own = [row for row in rows if row["objective"] == objective]
+        costs = " | ".join(
+            f"{_mean(own, name):,.0f}"
+            for name in ("generated_tokens", "trained_tokens", "cpu_seconds")
+        )
+        cells = []
+        for s in steps:
+            accuracy = [row["accuracy"] for row in own if row["sparsity"] == s]
+            cells.append(f"{min(accuracy):.3f} to {max(accuracy):.3f}")
+        lines.append(f"| `{objective}` | {costs} | {' | '.join(cells)} |")
+    seeds = len({row["seed"] for row in rows})
+    note = (
+        f"Costs are means over {seeds} seeds, accuracies the worst and the best seed, n = "
+        f"{rows[0]['n']} each; `{result['command']}`; `results/bench_train.json`."
+    )
+    return "\n".join([*lines, "", note])
+
+
+def _mean(rows: list[dict[str, Any]], name: str) -> float:
+    return sum(row[name] for row in rows) / len(rows)
+
+
 TABLES = {
     "quickstart": quickstart_table,
     "peers": peers_table,
     "real": real_table,
     "decode": decode_table,
+    "serve": serve_table,
+    "train": train_table,
 }
 
 
