@@ -176,7 +176,7 @@ def serve_table() -> str:
 
 
 def _ratio(row: dict[str, Any], base: dict[str, Any], name: str) -> str:
-    return f"{row[name] / base[name]:.2f}×"
+    return f"{row[name] / base[name]:.2f} x"
 
 
 def train_table() -> str:

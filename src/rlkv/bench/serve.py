@@ -57,7 +57,11 @@ class ServeRow(TypedDict):
     tpot_p95_ms: float
     """95th percentile of the same."""
     step_ms_equal_batch: float
-    """Median time of one decode step with the same batch in all arms, at this context."""
+    """Median time of one decode step with the same batch in all arms, at this context.
+
+    An ``rlkv`` row's is the stock row's times the ratio of the two servers' medians over the rounds
+    that they took in turn, so that a machine whose speed drifts favours none.
+    """
     context: int
     """Tokens of each request at its end."""
 
@@ -105,6 +109,8 @@ class _Measured:
     row: dict[str, object]
     mean_running: float
     steps: list[float] = field(default_factory=list)
+    stock_steps: list[float] = field(default_factory=list)
+    """The stock server's steps of the same rounds."""
 
 
 def serve_rows(
@@ -141,14 +147,24 @@ def serve_rows(
                 measured.append(found)
                 for _ in range(workload.rounds):
                     for index, context in enumerate(workload.contexts):
-                        own[index].steps += _steps(stock_address, workload, context)
+                        beside = _steps(stock_address, workload, context)
+                        own[index].steps += beside
+                        found[index].stock_steps += beside
                         found[index].steps += _steps(address, workload, context)
     for arm_results in measured:
-        for result in arm_results:
-            step = statistics.median(result.steps) if result.steps else 0.0
-            yield {**result.row, "step_ms_equal_batch": round(1000 * step, 3)} | {  # type: ignore[typeddict-item]
-                "context": result.row["context"]
-            }
+        for result, base in zip(arm_results, measured[0], strict=True):
+            step = round(1000 * _step(result, base), 3)
+            yield {**result.row, "step_ms_equal_batch": step}  # type: ignore[typeddict-item]
+
+
+def _step(result: _Measured, stock: _Measured) -> float:
+    """Seconds of one step, on the scale of the stock server's; 0 where no round was timed."""
+    if not result.steps:
+        return 0.0
+    own = statistics.median(result.steps)
+    if not result.stock_steps:
+        return own
+    return own * statistics.median(stock.steps) / statistics.median(result.stock_steps)
 
 
 def _line(found: Sequence[_Measured]) -> str:
