@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from tests.vllm.conftest import (
     HEADS,
     LAYERS,
+    ChildError,
     engine,
     greedy,
     in_child,
@@ -120,3 +127,78 @@ def test_gates_of_zero_and_one_are_the_hard_masked_model(mixed_run):
     assert not differences(model, alphas[3] > 0, requests, completions[3], SINK, RECENT)
     # every gate starts at 1
     assert not differences(model, np.ones((LAYERS, HEADS), bool), requests, untouched)
+
+
+def test_each_of_two_tensor_parallel_ranks_takes_the_gates_of_its_heads(tiny_models):
+    model, requests, alphas = tiny_models["llama"], prompts((40, 200, 333)), [gates(3), gates(4)]
+    job = {"prompts": requests, "alphas": [alpha.tolist() for alpha in alphas]}
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.vllm.mix_ranks", str(model.folder)],
+        input=json.dumps(job),
+        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+    completions = json.loads(found.stdout.strip().splitlines()[-1])
+    for alpha, tokens in zip(alphas, completions, strict=True):
+        different, _ = mixed_differences(model, alpha, requests, tokens)
+        assert not different
+
+
+def test_a_compiled_model_reads_new_gates(tiny_models):
+    model, requests, alphas = tiny_models["llama"], prompts((40, 200, 333)), [gates(5), gates(6)]
+
+    def task():
+        return run_with(mix_engine(model, enforce_eager=False), alphas, requests)
+
+    for alpha, tokens in zip(alphas, in_child(task), strict=True):
+        different, _ = mixed_differences(model, alpha, requests, tokens)
+        assert not different
+
+
+def test_gates_that_do_not_fit_are_refused(tiny_models):
+    from rlkv.errors import ConfigError
+
+    model = tiny_models["llama"]
+
+    def task():
+        from vllm import SamplingParams
+
+        from rlkv.serve.vllm.mixed_attention import set_gates
+
+        llm = mix_engine(model)
+        wrong = [gates(1)[:2], gates(1)[:, :3], gates(1) + 1.0, np.full((LAYERS, HEADS), np.nan)]
+        told = []
+        for alpha in wrong:
+            with pytest.raises(ConfigError) as caught:
+                set_gates(llm, alpha)
+            told.append(str(caught.value))
+        sampling = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True, detokenize=False)
+        llm.llm_engine.add_request("0", {"prompt_token_ids": prompts((40,))[0]}, sampling)
+        llm.llm_engine.step()
+        with pytest.raises(ConfigError) as caught:
+            set_gates(llm, gates(1))
+        return [*told, str(caught.value)]
+
+    told = in_child(task)
+    assert "2 rows of [4] gates were given, expected one row for each of 4 layers" in told[0]
+    assert "gates of 3 kv heads were given" in told[1]
+    assert "in [0, 1]" in told[2]
+    assert "in [0, 1]" in told[3]
+    assert "while requests were running" in told[4]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mode": "mixed"}, "Did you mean mix"),
+        ({"mode": "mix", "sparsity": 0.5}, 'sparsity has no meaning in mode "mix"'),
+        ({"mode": "mix", "sink": 4}, "sink must be a multiple of 16"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(tiny_models, settings, message):
+    with pytest.raises(ChildError, match=message):
+        in_child(lambda: mix_engine(tiny_models["llama"], additional_config={"rlkv": settings}))

@@ -71,10 +71,10 @@ class Train:
         config = self._config()
         Budget(config.monitor.sparsity, config.sink, config.recent)
         task = task_of(config)
-        if config.rollout.engine == "vllm":
-            self._require_vllm(config, task)
         if self.dry_run:
             return self._estimate(config, task)
+        if config.rollout.engine == "vllm":
+            self._require_vllm(config, task)
         output = self._output(config)
         from rlkv.hf.loading import load_model, model_spec
 
@@ -242,6 +242,7 @@ def _advice(found: dict[str, Any]) -> str:
     remedy = {
         "weights_bytes": "use a smaller dtype or a larger device",
         "decode_cache_bytes": "lower rollout.decode_rows",
+        "rollout_engine_bytes": "use a smaller dtype, or leave out --rollout vllm",
         "head_bytes": "lower loss.head_chunk",
     }.get(largest, "set loss.gradient_checkpointing=true or lower loss.micro_rows")
     return (

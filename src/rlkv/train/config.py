@@ -61,6 +61,8 @@ class RolloutConfig:
             raise ConfigError(
                 f"rollout temperature {self.temperature} leaves nothing to compare; use above 0"
             )
+        if self.kv_bytes is not None and self.kv_bytes < 1:
+            raise ConfigError(f"rollout kv_bytes is {self.kv_bytes}; give bytes, or leave it out")
         if self.redraws < 0 or not 0.0 <= self.live_share <= 1.0:
             raise ConfigError("rollout: redraws must be at least 0, live_share in [0, 1]")
 

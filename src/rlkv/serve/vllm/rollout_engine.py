@@ -18,7 +18,13 @@ import torch
 from numpy.typing import NDArray
 
 from rlkv.core.engine import Completion, Prompt, SamplingParams
-from rlkv.errors import ConfigError, PromptTooLongError, UnsupportedFeatureError
+from rlkv.errors import (
+    BackendError,
+    ConfigError,
+    PromptTooLongError,
+    RLKVError,
+    UnsupportedFeatureError,
+)
 from rlkv.hf.engine import stop_token_ids
 from rlkv.hf.loading import LoadedModel
 from rlkv.hf.sampling import row_generator
@@ -90,6 +96,7 @@ class VLLMRolloutEngine:
             ConfigError: The window, or the size of the pool, cannot be served.
             UnsupportedFeatureError: This vLLM runs elsewhere than on the CPU.
             UnsupportedModelError: The architecture is none that the plugin knows.
+            BackendError: vLLM refuses for a reason of its own.
         """
         positions = self.loaded.model.config.get_text_config(decoder=True).max_position_embeddings
         if positions and longest > positions:
@@ -101,8 +108,17 @@ class VLLMRolloutEngine:
         split = mixed_split(spec.num_layers, spec.num_kv_heads)
         self._geometry = choose_geometry(split, sink=self.sink, recent=self.recent, context=longest)
         self._longest = longest
-        with _shared_process():
-            self._llm = self._load(longest)
+        try:
+            with _shared_process():
+                self._llm = self._load(longest)
+        except RLKVError:
+            raise
+        except (ValueError, RuntimeError, OSError) as error:
+            reason = str(error).strip().split("\n")[0]
+            raise BackendError(
+                f"vLLM cannot be started ({reason}); adjust rollout.kv_bytes, rollout.decode_rows "
+                "or rollout.max_new_tokens, or leave out --rollout vllm"
+            ) from error
 
     def set_gates(self, alpha: NDArray[np.float32]) -> None:
         """Gates (layers, kv_heads) of what is written from now on; empties the prefix cache.
