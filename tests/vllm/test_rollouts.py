@@ -169,25 +169,53 @@ def test_finished_rows_are_not_decoded_and_tokens_are_counted(unit_facts):
     assert any(cached for _, cached, _ in counts)
 
 
+def inner_model(engine):
+    (found,) = engine._llm.collective_rpc("get_model")
+    return found
+
+
+def copies(model) -> dict:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(first: dict, second: dict) -> bool:
+    return first.keys() == second.keys() and all(
+        bool((first[name] == second[name]).all()) for name in first
+    )
+
+
 def test_three_training_steps_move_the_gates_and_nothing_else(toy_folder, tmp_path):
     from rlkv.train.trainer import Trainer
 
     def task():
-        config, loaded, toy, engine = setup(toy_folder)
-        before = {name: x.clone() for name, x in loaded.model.state_dict().items()}
-        result = Trainer(config, loaded, toy, output=tmp_path / "run", engine=engine).run()
-        (inner,) = engine._llm.collective_rpc("get_model")
-        name = "model.layers.0.self_attn.o_proj.weight"
-        served = inner.state_dict()[name].clone()
-        gates = [layer.self_attn.attn.alpha.tolist() for layer in inner.model.layers]
-        engine.close()
-        after = loaded.model.state_dict()
-        untouched = all(bool((before[name] == after[name]).all()) for name in before)
-        return untouched, bool((served == before[name]).all()), gates, result
+        import random
 
-    untouched, served_as_read, gates, result = in_child(task)
-    assert untouched
-    assert served_as_read
+        import torch
+
+        config, loaded, toy, engine = setup(toy_folder)
+        before = copies(loaded.model)
+        served: dict = {}
+        start = engine.start
+
+        def remembering_start(longest):
+            state = torch.get_rng_state(), random.getstate(), torch.get_num_threads()
+            start(longest)
+            after = torch.get_rng_state(), random.getstate(), torch.get_num_threads()
+            assert torch.equal(state[0], after[0])
+            assert state[1:] == after[1:]
+            served.update(copies(inner_model(engine)))
+
+        engine.start = remembering_start
+        result = Trainer(config, loaded, toy, output=tmp_path / "run", engine=engine).run()
+        inner = inner_model(engine)
+        gates = [layer.self_attn.attn.alpha.tolist() for layer in inner.model.layers]
+        untouched = [same(before, copies(loaded.model)), same(served, copies(inner))]
+        engine.close()
+        return untouched, len(served), gates, result
+
+    untouched, served, gates, result = in_child(task)
+    assert untouched == [True, True]
+    assert served > 10
     assert len(result.metrics) == 3
     assert np.any(result.profile.scores < 1.0)
     # vLLM holds the gates of the last step's rollouts, which are those after the second step

@@ -9,6 +9,7 @@ completions whatever ran before. Scheduling is vLLM's: a row that ends leaves th
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -44,7 +45,7 @@ _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     # threads bound to cores would be the trainer's too
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_LEVEL": "ERROR",
     # standard output belongs to the command's own results
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
 }
@@ -181,19 +182,24 @@ class VLLMRolloutEngine:
             enforce_eager=True,
             max_model_len=longest,
             max_num_seqs=self.rows,
-            max_num_batched_tokens=max(_PREFILL_TOKENS, self.rows),
+            max_num_batched_tokens=self._step_tokens(longest),
             async_scheduling=False,  # it decodes a finished row once more
             enable_prefix_caching=True,  # the prompt of a group is read once
             kv_cache_memory_bytes=self.kv_bytes or self._room(longest),
             disable_log_stats=True,
+            use_tqdm_on_load=False,
             additional_config={KEY: settings},
             worker_extension_cls=EXTENSION,
         )
 
+    def _step_tokens(self, longest: int) -> int:
+        """Tokens that one scheduler step may compute."""
+        return max(self.rows, min(_PREFILL_TOKENS, self.rows * longest))
+
     def _room(self, longest: int) -> int:
         """Bytes of ``rows`` sequences of ``longest`` tokens, one of them being prefilled."""
         geometry = self._held()
-        in_flight = max(_PREFILL_TOKENS, self.rows)
+        in_flight = self._step_tokens(longest)
         blocks = self.rows * geometry.blocks(longest)
         # vLLM keeps one block for itself
         blocks += geometry.window_blocks(longest, in_flight) + 1
@@ -258,21 +264,25 @@ class VLLMRolloutEngine:
 def _shared_process() -> Iterator[None]:
     """Lets vLLM start in this process and leaves the process as it was.
 
-    vLLM reads its settings from the environment while it starts, and puts a function that does
-    nothing in place of ``torch.set_num_threads``.
+    While it starts, vLLM reads its settings from the environment, seeds every global source of
+    random numbers, and puts a function that does nothing in place of ``torch.set_num_threads``.
     """
     before = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    drawn, numpy_drawn = random.getstate(), np.random.get_state()  # noqa: NPY002 - vLLM seeds it
     set_threads, threads = torch.set_num_threads, torch.get_num_threads()
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     try:
-        yield
+        with torch.random.fork_rng(devices=[]):
+            yield
     finally:
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+        random.setstate(drawn)
+        np.random.set_state(numpy_drawn)  # noqa: NPY002
         torch.set_num_threads = set_threads
         set_threads(threads)
