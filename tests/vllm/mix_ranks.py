@@ -1,9 +1,9 @@
 """Program: greedy completions of mode "mix" on two tensor-parallel ranks, gates set in between.
 
-    python -m tests.vllm.mix_ranks FOLDER
+    python -m tests.vllm.mix_ranks FOLDER OUTPUT
 
-Reads {"prompts": [...], "alphas": [...]} as JSON and writes a list of completions for
-each alpha as one line of JSON. A program of its own, since vLLM starts its workers from a main
+Reads {"prompts": [...], "alphas": [...]} as JSON and writes a list of completions for each alpha to
+a JSON file: standard output is vLLM's, for its logs. A program of its own, since vLLM starts its workers from a main
 module.
 """
 
@@ -21,7 +21,7 @@ def main() -> None:
     job = json.load(sys.stdin)
     llm = mix_engine(TinyModel(Path(sys.argv[1]), Path()), tensor_parallel_size=2)
     found = run_with(llm, job["alphas"], job["prompts"])
-    sys.stdout.write("\n" + json.dumps(found) + "\n")
+    Path(sys.argv[2]).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
