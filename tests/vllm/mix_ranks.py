@@ -3,8 +3,8 @@
     python -m tests.vllm.mix_ranks FOLDER OUTPUT
 
 Reads {"prompts": [...], "alphas": [...]} as JSON and writes a list of completions for each alpha to
-a JSON file: standard output is vLLM's, for its logs. A program of its own, since vLLM starts its workers from a main
-module.
+a JSON file: standard output is vLLM's, for its logs. A program of its own, since vLLM
+starts its workers from a main module.
 """
 
 from __future__ import annotations

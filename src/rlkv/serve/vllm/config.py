@@ -92,7 +92,7 @@ class PluginConfig:
                         f'rlkv setting {key} has no meaning in mode "mix", where every head is '
                         "mixed by its gate; leave it out"
                     )
-        elif "profile" not in values:
+        elif values.get("mode", "split") == "split" and "profile" not in values:
             raise ConfigError('additional config "rlkv" lacks "profile", the head profile\'s path')
         return cls(**values)
 
