@@ -25,7 +25,7 @@ def groups_of(split, geometry):
     shape = {"head_size": 128, "dtype": torch.bfloat16}
     specs = {}
     for layer, full in enumerate(split.full_counts):
-        window = split.heads_per_rank - full
+        window = split.compressed_in(layer)
         if full:
             spec = FullAttentionSpec(block_size=geometry.full_block, num_kv_heads=full, **shape)
             padded = ("full", layer) in geometry.padded
@@ -51,9 +51,14 @@ def groups_of(split, geometry):
 
 def check(full: np.ndarray) -> float:
     """Checks one mask (layers, kv_heads) and returns the unused share of a block."""
-    from rlkv.serve.geometry import choose_geometry, split_heads
+    from rlkv.serve.geometry import split_heads
 
-    split = split_heads(full, np.zeros(full.shape, dtype=np.float32))
+    return check_split(split_heads(full, np.zeros(full.shape, dtype=np.float32)))
+
+
+def check_split(split) -> float:
+    from rlkv.serve.geometry import choose_geometry
+
     geometry = choose_geometry(split, sink=16, recent=64, context=4096)
     specs, groups, block_bytes = groups_of(split, geometry)
     assert len(groups) == 2
@@ -92,3 +97,12 @@ def test_360_random_masks_form_two_groups_with_little_waste():
 def test_regular_masks_form_two_groups_too(counts):
     full = np.array([[head < count for head in range(4)] for count in counts])
     check(full)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (2, 4), (6, 4), (30, 3)])
+def test_mixed_heads_form_two_groups_too(shape):
+    from rlkv.serve.geometry import mixed_split
+
+    layers, _ = shape
+    # one page is padded by one head, nothing else is unused
+    assert check_split(mixed_split(*shape)) <= 1 / layers

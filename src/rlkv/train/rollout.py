@@ -15,10 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rlkv.core.engine import Completion, SamplingParams
-from rlkv.hf.attach import Session
-from rlkv.hf.engine import HFEngine
-from rlkv.hf.loading import LoadedModel
+from rlkv.core.engine import Completion, Engine, SamplingParams
 from rlkv.hf.sampling import next_tokens, row_generator
 from rlkv.hf.teacher_forcing import TeacherForcing, Trace
 from rlkv.tasks.base import Task
@@ -55,16 +52,9 @@ Group = list[Rollout]
 
 
 def generated_groups(
-    loaded: LoadedModel,
-    session: Session,
-    task: Task,
-    problems: Sequence[Problem],
-    params: SamplingParams,
-    *,
-    decode_rows: int,
+    engine: Engine, task: Task, problems: Sequence[Problem], params: SamplingParams
 ) -> list[Group]:
     """A group of ``params.num_samples`` completions for each problem, verified."""
-    engine = HFEngine(loaded, session, batch_size=decode_rows)
     found = engine.generate([problem.prompt for problem in problems], params)
     return [
         [_verified(task, problem, completion) for completion in completions]

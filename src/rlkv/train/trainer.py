@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from rlkv import __version__
+from rlkv.core.engine import GatedEngine
 from rlkv.core.files import require_writable_folder, to_json, write_atomic
 from rlkv.core.head_profile import HeadProfile
 from rlkv.errors import ConfigError
@@ -83,6 +84,7 @@ class Trainer:
         output: Folder for results; None writes nothing.
         backend: Who runs units of work; None: this process.
         watch: Told about progress.
+        engine: Who writes rollouts where ``rollout.engine`` is not ``hf``.
     """
 
     def __init__(
@@ -94,11 +96,12 @@ class Trainer:
         output: Path | None = None,
         backend: Backend | None = None,
         watch: Watch = NO_WATCH,
+        engine: GatedEngine | None = None,
     ) -> None:
         self.config, self.loaded, self.task = config, loaded, task
         self.output = require_writable_folder(output) if output else None
         self.watch = watch
-        self.worker = Worker(loaded, task, config)
+        self.worker = Worker(loaded, task, config, engine)
         self.backend = backend or LocalBackend(self.worker)
         self.metrics = MetricsFile(self.output)
         phases = PHASES[config.objective]
@@ -120,6 +123,7 @@ class Trainer:
         """
         self._open(resume)
         held_out, problems = self._problems()
+        self.worker.start(problems)
         if self.config.objective == "ablation":
             return self._ablate(problems)
         phases = PHASES[self.config.objective]

