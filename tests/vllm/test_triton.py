@@ -47,7 +47,7 @@ def test_window_backend_equals_dense_attention(sink, recent, block):
         from rlkv.serve.geometry import UNIT
         from rlkv.serve.vllm.triton_backend import TritonWindowImpl
         from rlkv.serve.vllm.window_base import WindowMetadata, page_shape
-        from rlkv.serve.vllm.windows import cut_tiles, unit_slots
+        from rlkv.serve.vllm.windows import cut_step, spread_tiles, unit_slots
 
         torch.manual_seed(0)
         heads, group, dim = 2, 2, 32
@@ -79,12 +79,12 @@ def test_window_backend_equals_dense_attention(sink, recent, block):
                 for p in range(begin[r], end[r])
             ]
             shape = page_shape(cache)
-            tiles = cut_tiles(
+            cut = cut_step(
                 torch.tensor(counts), torch.tensor(end, dtype=torch.int32), table.int(), shape,
                 sink=sink, recent=recent,
             )  # fmt: skip
             metadata = WindowMetadata(
-                tiles, unit_slots(torch.stack(slots), shape), sum(counts), None
+                spread_tiles(cut, shape), unit_slots(torch.stack(slots), shape), sum(counts), None
             )
 
             def joined(parts):

@@ -31,6 +31,7 @@ from rlkv.serve.vllm.config import PluginConfig, load_profile, read_config, requ
 from rlkv.serve.vllm.heads import HeadOrder
 from rlkv.serve.vllm.mixed_attention import MixAttention
 from rlkv.serve.vllm.split_attention import Backends, LayerParts, SplitAttention
+from rlkv.serve.vllm.window_base import SharedCut
 
 logger = logging.getLogger("vllm.rlkv")
 
@@ -122,6 +123,7 @@ def _take_attention(
     """Takes vLLM's own attention out of every layer; what its place can be filled with."""
     context = vllm_config.compilation_config.static_forward_context
     found: list[LayerParts] = []
+    shared_cut = SharedCut()
     for index, layer in enumerate(layers):
         stock = layer.self_attn.attn
         if type(stock) is not Attention or stock.sliding_window is not None or stock.has_sink:
@@ -131,7 +133,9 @@ def _take_attention(
             )
         del context[stock.layer_name]
         backends = _backends(stock, config)
-        found.append(LayerParts(stock, index, geometry, backends, vllm_config.cache_config))
+        found.append(
+            LayerParts(stock, index, geometry, backends, vllm_config.cache_config, shared_cut)
+        )
     return found
 
 

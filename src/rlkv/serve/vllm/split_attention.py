@@ -18,6 +18,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec
 
 from rlkv.serve.geometry import Geometry
 from rlkv.serve.vllm.kv_spec import SinkWindowSpec
+from rlkv.serve.vllm.window_base import SharedCut
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,11 @@ class FullHeads(Attention):
 class WindowHeads(Attention):
     """Compressed heads of one layer: sink and recent window."""
 
-    def __init__(self, geometry: Geometry, *, is_padded: bool, **options: object) -> None:
+    def __init__(
+        self, geometry: Geometry, shared_cut: SharedCut, *, is_padded: bool, **options: object
+    ) -> None:
         super().__init__(sink=geometry.sink, recent=geometry.recent, **options)  # type: ignore[arg-type]
+        self.shared_cut = shared_cut
         self._geometry = geometry
         self._is_padded = is_padded
 
@@ -101,6 +105,8 @@ class LayerParts:
     """Attention backends of the platform."""
     cache_config: CacheConfig
     """vLLM's cache settings."""
+    shared_cut: SharedCut
+    """What the compressed heads of all layers share in a step."""
 
     @property
     def group_size(self) -> int:
@@ -115,7 +121,9 @@ class LayerParts:
     def window(self, heads: int) -> WindowHeads:
         """A sub-layer of ``heads`` compressed KV heads."""
         options = self._options("window", heads)
-        return WindowHeads(self.geometry, attn_backend=self.backends.window, **options)
+        return WindowHeads(
+            self.geometry, self.shared_cut, attn_backend=self.backends.window, **options
+        )
 
     def _options(self, kind: str, heads: int) -> dict[str, Any]:
         return {

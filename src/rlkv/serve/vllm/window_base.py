@@ -23,7 +23,7 @@ from vllm.v1.kv_cache_interface import AttentionSpec
 
 from rlkv.serve.geometry import UNIT
 from rlkv.serve.vllm.kv_spec import SinkWindowSpec
-from rlkv.serve.vllm.windows import PageShape, Tiles, cut_tiles, unit_slots
+from rlkv.serve.vllm.windows import Cut, PageShape, Tiles, cut_step, spread_tiles, unit_slots
 
 
 @dataclass(slots=True)
@@ -38,6 +38,32 @@ class WindowMetadata:
     """New tokens of the step."""
     schedule: torch.Tensor | None
     """The kernel's own work plan, where it wants one."""
+
+
+class SharedCut:
+    """The part of a step's plan that layers of all head counts share; one for each model."""
+
+    def __init__(self) -> None:
+        self._step: CommonAttentionMetadata | None = None
+        self._cut: Cut | None = None
+
+    def of(self, step: CommonAttentionMetadata, page: PageShape, spec: SinkWindowSpec) -> Cut:
+        """The cut of ``step``, made by the first layer that asks.
+
+        vLLM makes one object for each step and hands it to every builder of a KV group.
+        """
+        if self._cut is None or self._step is not step:
+            starts = step.query_start_loc_cpu[: step.num_reqs + 1].long()
+            self._cut = cut_step(
+                starts[1:] - starts[:-1],
+                step.seq_lens[: step.num_reqs],
+                step.block_table_tensor,
+                page,
+                sink=spec.sink,
+                recent=spec.recent,
+            )
+            self._step = step
+        return self._cut
 
 
 class WindowBuilder(AttentionMetadataBuilder[WindowMetadata]):
@@ -67,15 +93,8 @@ class WindowBuilder(AttentionMetadataBuilder[WindowMetadata]):
         common = common_attn_metadata
         if self._page is None:
             self._page = page_shape(self._layer.kv_cache)
-        starts = common.query_start_loc_cpu[: common.num_reqs + 1].long()
-        tiles = cut_tiles(
-            starts[1:] - starts[:-1],
-            common.seq_lens[: common.num_reqs],
-            common.block_table_tensor,
-            self._page,
-            sink=self._spec.sink,
-            recent=self._spec.recent,
-        )
+        cut = self._layer.shared_cut.of(common, self._page, self._spec)
+        tiles = spread_tiles(cut, self._page)
         slots = unit_slots(common.slot_mapping[: common.num_actual_tokens], self._page)
         return WindowMetadata(tiles, slots, common.num_actual_tokens, self.schedule(tiles))
 

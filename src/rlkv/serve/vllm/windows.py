@@ -67,7 +67,23 @@ def tile_tokens(recent: int) -> int:
     return longest - longest % UNIT if longest > UNIT else longest
 
 
-def cut_tiles(
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One scheduler step cut into tiles, before they are spread over a layer's heads."""
+
+    units: torch.Tensor
+    """(tiles, width) int64: unit of the pool at each place, for a layer's first head."""
+    kernel_lens: torch.Tensor
+    """(tiles,) int32: slots up to the tile's last query."""
+    tile_lens: torch.Tensor
+    """(tiles,) int64 on the CPU: queries of each tile."""
+    longest: int
+    """Queries of the longest tile."""
+    is_decode: bool
+    """Every tile is the single query of one request, in the batch's order."""
+
+
+def cut_step(
     query_lens: torch.Tensor,
     seq_lens: torch.Tensor,
     block_table: torch.Tensor,
@@ -75,40 +91,54 @@ def cut_tiles(
     *,
     sink: int,
     recent: int,
-) -> Tiles:
+) -> Cut:
     """Cuts each request's new tokens into tiles and lists the units that each tile reads.
+
+    Nothing of it depends on ``page.heads``: layers with other head counts can share it.
 
     Args:
         query_lens: (requests,) int64 on the CPU: new tokens of each request.
         seq_lens: (requests,) int32: all tokens of each request, the new ones included.
         block_table: (requests, blocks) int32: the pool block of each logical block.
-        page: Page shape of the layers that share these tiles.
+        page: Page shape of the layers that share the pool.
         sink: First tokens that stay visible, a multiple of ``UNIT``.
         recent: Last tokens that stay visible, at least ``UNIT``.
     """
     device = seq_lens.device
     first = seq_lens.long() - query_lens.to(device)
-    tile_lens = query_lens
-    rows = request = None
-    if int(query_lens.max()) > 1:
+    longest, tile_lens = int(query_lens.max()), query_lens
+    is_decode = longest == 1
+    if not is_decode:
         request, offset, tile_lens = _tile_table(query_lens, tile_tokens(recent))
-        rows = _rows(tile_lens, page.heads).to(device)
         request = request.to(device)
         first = first[request] + offset.to(device)
         block_table = block_table[request]
-    lens = tile_lens.to(device)
-    longest = int(tile_lens.max())
-    units, kernel_lens = _order_units(first, lens, longest, sink=sink, recent=recent)
-    table = _to_pool(units, block_table, page)
-    starts = torch.zeros(len(lens) * page.heads + 1, dtype=torch.int32, device=device)
-    torch.cumsum(lens.repeat_interleave(page.heads), 0, out=starts[1:])
-    return Tiles(
-        table,
-        kernel_lens.to(torch.int32).repeat_interleave(page.heads),
-        starts,
-        rows,
-        longest,
-    )
+        longest = int(tile_lens.max())
+    units, lens = _order_units(first, tile_lens.to(device), longest, sink=sink, recent=recent)
+    block = torch.gather(block_table.long(), 1, units // page.units_per_page)
+    pool = block * page.units_per_block + units % page.units_per_page
+    return Cut(pool, lens.to(torch.int32), tile_lens, longest, is_decode)
+
+
+def spread_tiles(cut: Cut, page: PageShape) -> Tiles:
+    """The tiles of a step for one layer: one sequence for each tile and head.
+
+    Args:
+        cut: The step.
+        page: Page shape of the layer.
+    """
+    device, heads = cut.units.device, page.heads
+    offsets = torch.arange(heads, device=device) * page.units_per_page
+    units = cut.units[:, None, :] + offsets[None, :, None]
+    table = units.reshape(-1, units.shape[-1]).to(torch.int32)
+    seq_lens = cut.kernel_lens.repeat_interleave(heads)
+    if cut.is_decode:
+        starts = torch.arange(len(seq_lens) + 1, dtype=torch.int32, device=device)
+        return Tiles(table, seq_lens, starts, None, 1)
+    starts = torch.zeros(len(seq_lens) + 1, dtype=torch.int32, device=device)
+    torch.cumsum(cut.tile_lens.to(device).repeat_interleave(heads), 0, out=starts[1:])
+    rows = _rows(cut.tile_lens, heads).to(device)
+    return Tiles(table, seq_lens, starts, rows, cut.longest)
 
 
 def unit_slots(slots: torch.Tensor, page: PageShape) -> torch.Tensor:
@@ -171,12 +201,3 @@ def _order_units(
     units = torch.where(place >= lead + sink_units, own + place - lead - sink_units, units)
     units = torch.minimum(units, (last // UNIT)[:, None])
     return units, (lead[:, 0] * UNIT + sink + last - own[:, 0] * UNIT + 1)
-
-
-def _to_pool(units: torch.Tensor, block_table: torch.Tensor, page: PageShape) -> torch.Tensor:
-    """(tiles, width) logical units as (tiles * heads, width) units of the pool."""
-    block = torch.gather(block_table.long(), 1, units // page.units_per_page)
-    pool = block * page.units_per_block + units % page.units_per_page
-    heads = torch.arange(page.heads, device=units.device) * page.units_per_page
-    expanded = pool[:, None, :] + heads[None, :, None]
-    return expanded.reshape(-1, units.shape[1]).to(torch.int32)

@@ -7,7 +7,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from rlkv.serve.geometry import UNIT  # noqa: E402
-from rlkv.serve.vllm.windows import PageShape, cut_tiles, tile_tokens, unit_slots  # noqa: E402
+from rlkv.serve.vllm.windows import (  # noqa: E402
+    PageShape,
+    cut_step,
+    spread_tiles,
+    tile_tokens,
+    unit_slots,
+)
 
 
 def visible_keys(tiles, pool, page, sequence, query_row, window):
@@ -42,7 +48,10 @@ def test_every_query_sees_exactly_sink_and_recent(sink, recent, block):
                 table[request, position // block][None] * block + position % block, page
             )
             pool[slots] = torch.arange(heads) * 10**6 + request * 10**4 + position
-    tiles = cut_tiles(new, seq_lens, table.int(), page, sink=sink, recent=recent)
+    # layers with other head counts share the cut
+    other = PageShape(1, page.units_per_page, page.units_per_block)
+    cut = cut_step(new, seq_lens, table.int(), other, sink=sink, recent=recent)
+    tiles = spread_tiles(cut, page)
     tokens = [(r, t - n + i) for r, (t, n) in enumerate(lengths) for i in range(n)]
     for sequence in range(len(tiles.seq_lens)):
         for row in range(int(tiles.query_start[sequence]), int(tiles.query_start[sequence + 1])):
@@ -58,7 +67,8 @@ def test_decode_needs_no_row_order():
     page = PageShape(2, 1, 4)
     table = torch.arange(40, dtype=torch.int32).view(2, 20)
     lens = torch.tensor([300, 17], dtype=torch.int32)
-    tiles = cut_tiles(torch.tensor([1, 1]), lens, table, page, sink=16, recent=64)
+    cut = cut_step(torch.tensor([1, 1]), lens, table, page, sink=16, recent=64)
+    tiles = spread_tiles(cut, page)
     assert tiles.rows is None
     assert tiles.query_start.tolist() == [0, 1, 2, 3, 4]
     assert tiles.longest_query == 1
