@@ -64,7 +64,7 @@ def generated_groups(
     decode_rows: int,
 ) -> list[Group]:
     """A group of ``params.num_samples`` completions for each problem, verified."""
-    engine = HFEngine(loaded, session, batch_size=decode_rows)
+    engine = HFEngine(loaded, session, batch_size=decode_rows, refill=True)
     found = engine.generate([problem.prompt for problem in problems], params)
     return [
         [_verified(task, problem, completion) for completion in completions]
