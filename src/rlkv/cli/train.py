@@ -65,11 +65,17 @@ class Train:
     def run(self) -> int:
         """Trains and prints a summary; returns the exit status."""
         from rlkv.core.budget import Budget
+        from rlkv.errors import ConfigError
         from rlkv.train.rewards import task_of
 
         config = self._config()
         Budget(config.monitor.sparsity, config.sink, config.recent)
         task = task_of(config)
+        if self.gpus is not None and self.backend != "ray":
+            raise ConfigError(
+                f"--gpus {self.gpus} was given, but only Ray workers have GPUs of their own; add "
+                "--backend ray, or pass --device cuda instead"
+            )
         if self.dry_run:
             return self._estimate(config, task)
         output = self._output(config)

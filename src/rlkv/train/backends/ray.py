@@ -66,7 +66,7 @@ class RayBackend:
         config: Settings of the run; each worker loads its model and task from them.
         workers: Actors.
         address: Cluster to join, such as ``auto``; None starts Ray on this machine.
-        device: Device of each worker's model; not used with more than one GPU.
+        device: Device of each worker's model where it has no GPU.
         gpus: GPUs per worker; above 1 the model's layers are spread over them.
         threads: CPU threads per worker.
         make_worker: How a worker comes to its model; default: from ``config``.
@@ -171,7 +171,10 @@ def _factory(config: TrainConfig, device: str, gpus: int) -> WorkerFactory:
         from rlkv.hf.loading import load_model
         from rlkv.train.rewards import task_of
 
-        split = {"device": None, "device_map": "auto"} if gpus > 1 else {"device": device}
+        # Ray shows a worker its own GPUs only, so a single one is always the first
+        split = {"device": "cuda" if gpus else device}
+        if gpus > 1:
+            split = {"device": None, "device_map": "auto"}
         loaded = load_model(config.model, dtype=config.dtype, **split)  # type: ignore[arg-type]
         return Worker(loaded, task_of(config), config)
 
