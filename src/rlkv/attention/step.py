@@ -7,8 +7,8 @@ layers, so one Step is built per forward pass and masks are computed once.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -50,6 +50,15 @@ class Step:
     def last_positions(self, stop: int) -> Tensor:
         """(batch or 1,) int64: position of column ``stop - 1`` in each row."""
         return self.positions(stop - 1, stop)[:, 0]
+
+    def on(self, device: torch.device) -> Self:
+        """The same pass with its masks on ``device``, for models spread over several devices."""
+        if device == self.device:
+            return self
+        first = None if self.first_real is None else self.first_real.to(device)
+        return self.memoize(
+            ("on", device), lambda: replace(self, first_real=first, device=device, _memo={})
+        )
 
     def memoize(self, key: Hashable, build: Callable[[], T]) -> T:
         """``build()``, computed once per forward pass and key."""

@@ -73,6 +73,25 @@ class GrowingBuffer:
             self.keys = self.keys.index_select(0, rows)
             self.values = self.values.index_select(0, rows)
 
+    def join(self, other: GrowingBuffer) -> None:
+        """Adds the rows of ``other``; the shorter buffer is filled up with zeros on the left."""
+        assert self.keys is not None
+        assert self.values is not None
+        assert other.keys is not None
+        assert other.values is not None
+        length = max(self.length, other.length)
+        mine, theirs = slice(None, self.length), slice(None, other.length)
+        self.keys = _stacked(self.keys[:, :, mine], other.keys[:, :, theirs], length)
+        self.values = _stacked(self.values[:, :, mine], other.values[:, :, theirs], length)
+        self.length = length
+
+    def drop_left(self, columns: int) -> None:
+        """Forgets the first ``columns`` tokens, which are padding in every row."""
+        if self.keys is not None and self.values is not None and columns:
+            self.keys = self.keys[:, :, columns : self.length].clone()
+            self.values = self.values[:, :, columns : self.length].clone()
+            self.length -= columns
+
     def reset(self) -> None:
         """Drops the memory."""
         self.keys = self.values = None
@@ -81,3 +100,12 @@ class GrowingBuffer:
     def nbytes(self) -> int:
         """Bytes allocated, spare room included."""
         return tensor_bytes(self.keys, self.values)
+
+
+def _stacked(above: Tensor, below: Tensor, length: int) -> Tensor:
+    """Rows of both, (rows, heads, length, head_dim), zeros in front of the shorter one."""
+    rows = above.shape[0]
+    out = above.new_zeros(rows + below.shape[0], above.shape[1], length, above.shape[3])
+    out[:rows, :, length - above.shape[2] :] = above
+    out[rows:, :, length - below.shape[2] :] = below
+    return out

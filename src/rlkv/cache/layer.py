@@ -68,6 +68,20 @@ class CacheLayer(ABC):
     def select_rows(self, rows: Tensor) -> None:
         """Keeps, repeats or reorders batch rows: row i becomes the old row ``rows[i]``."""
 
+    @property
+    def can_join(self) -> bool:
+        """Whether rows of another layer can be added by :meth:`join`."""
+        return False
+
+    def join(self, other: CacheLayer, columns: int) -> None:
+        """Adds the rows of ``other``, last columns side by side, then forgets the first columns.
+
+        Args:
+            other: A layer of the same kind, which is not used any more.
+            columns: How many first columns are padding in every row, and go.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot take other rows")
+
     @abstractmethod
     def crop(self, columns: int) -> None:
         """Forgets all but the first ``columns`` columns.

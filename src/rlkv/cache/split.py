@@ -105,6 +105,21 @@ class SplitKVLayer(CacheLayer):
             if part is not None:
                 part.select_rows(rows)
 
+    @property
+    def can_join(self) -> bool:
+        """See :attr:`CacheLayer.can_join`; a ring's slots follow from the columns seen."""
+        return self.ring is None
+
+    def join(self, other: CacheLayer, columns: int) -> None:
+        """See :meth:`CacheLayer.join`."""
+        assert isinstance(other, SplitKVLayer)
+        assert self.full is not None
+        assert other.full is not None
+        self.full.join(other.full)
+        self.full.drop_left(columns)
+        self.rows += other.rows
+        self.seen = self.full.length
+
     def crop(self, columns: int) -> None:
         """See :meth:`CacheLayer.crop`."""
         # the ring first: it may refuse, and then nothing has changed

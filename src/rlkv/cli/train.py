@@ -52,6 +52,8 @@ class Train:
     """Who works: this process, or Ray workers."""
     workers: int = 2
     """Ray workers."""
+    gpus: int | None = None
+    """GPUs per Ray worker, above 1 for models that need several; default: 1 on cuda, else 0."""
     address: str | None = None
     """Ray cluster to join, such as auto; default: start one here."""
     track: Literal["tensorboard", "wandb", "trackio"] | None = None
@@ -66,11 +68,17 @@ class Train:
     def run(self) -> int:
         """Trains and prints a summary; returns the exit status."""
         from rlkv.core.budget import Budget
+        from rlkv.errors import ConfigError
         from rlkv.train.rewards import task_of
 
         config = self._config()
         Budget(config.monitor.sparsity, config.sink, config.recent)
         task = task_of(config)
+        if self.gpus is not None and self.backend != "ray":
+            raise ConfigError(
+                f"--gpus {self.gpus} was given, but only Ray workers have GPUs of their own; add "
+                "--backend ray, or pass --device cuda instead"
+            )
         if self.dry_run:
             return self._estimate(config, task)
         if config.rollout.engine == "vllm":
@@ -175,8 +183,13 @@ class Train:
         if self.backend == "ray":
             from rlkv.train.backends.ray import RayBackend
 
+            on_gpu = self.device.startswith("cuda")
             backend = RayBackend(
-                config, workers=self.workers, address=self.address, device=self.device
+                config,
+                workers=self.workers,
+                address=self.address,
+                device=self.device,
+                gpus=int(on_gpu) if self.gpus is None else self.gpus,
             )
         watch: Watch = LiveWatch()
         if self.track:
@@ -207,6 +220,7 @@ class Train:
             "generated_tokens": result.progress.generated_tokens,
             "trained_tokens": result.progress.trained_tokens,
             "seconds": round(result.progress.seconds, 1),
+            "cpu_seconds": round(result.progress.cpu_seconds, 1),
             "mean_gate": round(float(result.profile.scores.mean()), 4),
             "sparsity": config.monitor.sparsity,
             "binary_reward": last["binary_reward"] if last else None,
@@ -220,11 +234,11 @@ class Train:
 
     def _estimate(self, config: TrainConfig, task: Task) -> int:
         from rlkv.cli.output import print_rows
-        from rlkv.train.estimate import estimate
+        from rlkv.train.estimate import estimate, settings_that_fit
 
         found = estimate(config, task)
         if not found["fits"]:
-            print(_advice(found), file=sys.stderr)
+            print(_advice(found, settings_that_fit(config, task)), file=sys.stderr)
         if self.json:
             print_rows([found], as_json=True)
             return 0
@@ -234,18 +248,18 @@ class Train:
         return 0
 
 
-def _advice(found: dict[str, Any]) -> str:
+def _advice(found: dict[str, Any], changes: dict[str, bool | int] | None) -> str:
     """What to change where a run does not fit."""
     parts = {name: size for name, size in found.items() if name.endswith("_bytes")}
     del parts["peak_bytes"]
     largest = max(parts, key=lambda name: parts[name])
-    remedy = {
-        "weights_bytes": "use a smaller dtype or a larger device",
-        "decode_cache_bytes": "lower rollout.decode_rows",
-        "rollout_engine_bytes": "use a smaller dtype, or leave out --rollout vllm",
-        "head_bytes": "lower loss.head_chunk",
-    }.get(largest, "set loss.gradient_checkpointing=true or lower loss.micro_rows")
+    remedy = "use a smaller model, a smaller dtype or a larger device"
+    if found["rollout_engine_bytes"]:
+        remedy += ", or leave out --rollout vllm"
+    if changes:
+        settings = " ".join(f"{name}={str(value).lower()}" for name, value in changes.items())
+        remedy = f"it fits with --set {settings}"
     return (
         f"the run needs {found['peak_bytes'] / 2**30:.0f} GiB and does not fit; most of it is "
-        f"{largest} ({parts[largest] / 2**30:.0f} GiB): {remedy} (with --set)"
+        f"{largest} ({parts[largest] / 2**30:.0f} GiB): {remedy}"
     )

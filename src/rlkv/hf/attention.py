@@ -204,12 +204,13 @@ def rlkv_attention(
         assert isinstance(key, Tensor)
         assert isinstance(value, Tensor)
         mask = attention_mask.dense() if isinstance(attention_mask, StepMask) else attention_mask
+        mask = None if mask is None else mask.to(query.device)
         return sdpa_attention_forward(
             module, query, key, value, mask, scaling=scaling, dropout=dropout, **kwargs
         )
     _require_plain(slot, attention_mask, dropout, kwargs)
     assert isinstance(attention_mask, StepMask)
-    step: Step = attention_mask
+    step: Step = attention_mask.on(query.device)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if isinstance(key, PendingKV):
         layer, keys, values = key.layer, key.new_keys, key.new_values

@@ -108,6 +108,17 @@ class RLKVCache(Cache):
             # every stock layer has the method, though their common base does not declare it
             layer.batch_select_indices(rows)  # type: ignore[union-attr]
 
+    @property
+    def can_join(self) -> bool:
+        """Whether rows of another cache can be added by :meth:`join`."""
+        layers = self.rlkv_layers()
+        return len(layers) == len(self.layers) and all(layer.can_join for layer in layers)
+
+    def join(self, other: RLKVCache, columns: int) -> None:
+        """See :meth:`CacheLayer.join`, in every layer."""
+        for layer, more in zip(self.rlkv_layers(), other.rlkv_layers(), strict=True):
+            layer.join(more, columns)
+
 
 def cache_bytes(cache: Cache) -> int:
     """Bytes of all tensors that any transformers cache holds."""

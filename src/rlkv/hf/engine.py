@@ -1,19 +1,21 @@
 """HFEngine: batched generation with transformers models, stock or compressed.
 
 Each row stops at its own end and then leaves the batch: no step is spent on a finished row. New
-prompts are batched by length, so padding stays small.
+prompts are batched by length, so padding stays small. With ``refill``, waiting prompts take the
+places that became free, as soon as a quarter of the batch is; else they wait for its end.
 """
 
 from __future__ import annotations
 
-import itertools
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from rlkv.core.engine import Completion, Prompt, SamplingParams
@@ -35,6 +37,31 @@ class _Row:
     token_ids: list[int] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Live:
+    """Rows that are being decoded, side by side."""
+
+    active: list[int]
+    """Their numbers."""
+    mask: Tensor
+    """(rows, columns) int64, zero on left padding."""
+    cache: RLKVCache
+    """Holds the same columns."""
+    logits: Tensor
+    """(rows, vocab) that the next token is chosen from."""
+
+    def join(self, other: _Live) -> None:
+        """Takes in rows that were begun apart; last columns stay side by side."""
+        columns = max(self.mask.shape[1], other.mask.shape[1])
+        masks = [pad(mask, (columns - mask.shape[1], 0)) for mask in (self.mask, other.mask)]
+        mask = torch.cat(masks)
+        padding = columns - int(mask.sum(dim=1).max())
+        self.cache.join(other.cache, padding)
+        self.mask = mask[:, padding:]
+        self.active = self.active + other.active
+        self.logits = torch.cat([self.logits, other.logits])
+
+
 class HFEngine:
     """Writes completions with a loaded model while RLKV is attached to it.
 
@@ -42,6 +69,7 @@ class HFEngine:
         loaded: Model, tokenizer and shape.
         session: What ``compress`` or ``attach_gates`` yielded.
         batch_size: Rows decoded together.
+        refill: Whether waiting prompts join a batch that runs, where the cache allows it.
         on_finished: Called with each completion as it ends, for progress.
         on_token: Called with prompt key, sample and token as each token is chosen, for streaming.
     """
@@ -52,11 +80,12 @@ class HFEngine:
         session: Session,
         *,
         batch_size: int = 32,
+        refill: bool = False,
         on_finished: Callable[[Completion], None] | None = None,
         on_token: Callable[[str, int, int], None] | None = None,
     ) -> None:
         self.loaded, self.session = loaded, session
-        self.batch_size = batch_size
+        self.batch_size, self.refill = batch_size, refill
         self.on_finished = on_finished
         self.on_token = on_token
         self.stop_ids = stop_token_ids(loaded)
@@ -77,12 +106,10 @@ class HFEngine:
         # longest first: the batch that needs most memory fails first, if any does
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i].prompt.token_ids))
         done: dict[int, Completion] = {}
-        for start in range(0, len(order), self.batch_size):
-            chosen = order[start : start + self.batch_size]
-            for position, completion in self._decode([rows[i] for i in chosen], params):
-                done[chosen[position]] = completion
-                if self.on_finished is not None:
-                    self.on_finished(completion)
+        for i, completion in self._decode(rows, deque(order), params):
+            done[i] = completion
+            if self.on_finished is not None:
+                self.on_finished(completion)
         return [
             [done[i * params.num_samples + sample] for sample in range(params.num_samples)]
             for i in range(len(prompts))
@@ -107,36 +134,60 @@ class HFEngine:
             )
 
     @torch.inference_mode()
-    def _decode(self, rows: list[_Row], params: SamplingParams) -> Iterator[tuple[int, Completion]]:
-        """Writes one batch; yields (index in ``rows``, completion) as rows end."""
-        device = self.loaded.model.device
-        pad_id = pad_token_id(self.loaded)
-        tokens, mask = left_padded([row.prompt.token_ids for row in rows], pad_id, device)
-        cache = self.session.new_cache()
-        active = list(range(len(rows)))
-        logits = self._forward(tokens, mask, cache)
-        for step in itertools.count(1):
-            chosen = next_tokens(logits, params, [rows[i].source for i in active])
+    def _decode(
+        self, rows: list[_Row], waiting: deque[int], params: SamplingParams
+    ) -> Iterator[tuple[int, Completion]]:
+        """Writes all rows in the order they wait in; yields (index, completion) as they end."""
+        live = self._begin(rows, waiting, self.batch_size)
+        while live is not None:
+            chosen = next_tokens(live.logits, params, [rows[i].source for i in live.active])
             kept: list[int] = []
-            for place, (i, token) in enumerate(zip(active, chosen.tolist(), strict=True)):
+            for place, (i, token) in enumerate(zip(live.active, chosen.tolist(), strict=True)):
                 rows[i].token_ids.append(token)
                 if self.on_token is not None:
                     self.on_token(rows[i].prompt.key, rows[i].sample, token)
                 stopped = token in self.stop_ids
-                if stopped or step >= rows[i].prompt.limit(params):
-                    share = cache.nbytes() // len(active)
+                if stopped or len(rows[i].token_ids) >= rows[i].prompt.limit(params):
+                    share = live.cache.nbytes() // len(live.active)
                     yield i, self._completion(rows[i], stopped, share)
                 else:
                     kept.append(place)
-            if not kept:
-                return
-            if len(kept) < len(active):
-                index = torch.tensor(kept, device=device)
-                cache.select_rows(index)
-                chosen, mask = chosen[index], mask[index]
-                active = [active[place] for place in kept]
-            mask = torch.cat([mask, mask.new_ones(len(active), 1)], dim=1)
-            logits = self._forward(chosen[:, None], mask, cache)
+            live = self._continue(live, kept, chosen) if kept else None
+            live = self._refilled(live, rows, waiting)
+
+    def _begin(self, rows: list[_Row], waiting: deque[int], most: int) -> _Live | None:
+        """Prefills the next rows that wait; None where none do."""
+        active = [waiting.popleft() for _ in range(min(most, len(waiting)))]
+        if not active:
+            return None
+        prompts = [rows[i].prompt.token_ids for i in active]
+        pad_id, device = pad_token_id(self.loaded), self.loaded.model.device
+        tokens, mask = left_padded(prompts, pad_id, device)
+        cache = self.session.new_cache()
+        return _Live(active, mask, cache, self._forward(tokens, mask, cache))
+
+    def _continue(self, live: _Live, kept: list[int], chosen: Tensor) -> _Live:
+        """Feeds the chosen tokens of the rows at places ``kept``; the others leave."""
+        active, mask = live.active, live.mask
+        if len(kept) < len(active):
+            index = torch.tensor(kept, device=mask.device)
+            live.cache.select_rows(index)
+            chosen, mask = chosen[index], mask[index]
+            active = [active[place] for place in kept]
+        mask = torch.cat([mask, mask.new_ones(len(active), 1)], dim=1)
+        return _Live(active, mask, live.cache, self._forward(chosen[:, None], mask, live.cache))
+
+    def _refilled(self, live: _Live | None, rows: list[_Row], waiting: deque[int]) -> _Live | None:
+        """``live`` with waiting rows in the free places, or the next batch where it has ended."""
+        if live is None:
+            return self._begin(rows, waiting, self.batch_size)
+        free = self.batch_size - len(live.active)
+        # a prefill costs more than a step: not for every single row
+        if self.refill and waiting and free * 4 >= self.batch_size and live.cache.can_join:
+            fresh = self._begin(rows, waiting, free)
+            if fresh is not None:
+                live.join(fresh)
+        return live
 
     def _forward(self, tokens: Tensor, mask: Tensor, cache: RLKVCache) -> Tensor:
         """Logits (batch, vocab) of the last column."""

@@ -99,19 +99,22 @@ class TeacherForcing:
 
         def score(states: Tensor, chosen: Tensor) -> Tensor:
             logits = self.logits(states).float() / temperature
+            # the head of a model over several devices may answer on another one than it was asked
+            chosen = chosen.to(logits.device)
             return logits.gather(1, chosen) - logits.logsumexp(dim=-1, keepdim=True)
 
-        return torch.cat(list(self._by_chunk(score, hidden, targets)))
+        return torch.cat(list(self._by_chunk(score, hidden, targets))).to(targets.device)
 
     def sampling_log_probs(self, hidden: Tensor, targets: Tensor, params: SamplingParams) -> Tensor:
         """Same under the distribution that tokens are drawn from, top-p and top-k included."""
 
         def score(states: Tensor, chosen: Tensor) -> Tensor:
             probs = filtered_probs(self.logits(states), params)
-            return (probs / probs.sum(dim=-1, keepdim=True)).gather(1, chosen).log()
+            probs /= probs.sum(dim=-1, keepdim=True)
+            return probs.gather(1, chosen.to(probs.device)).log()
 
         with torch.no_grad():
-            return torch.cat(list(self._by_chunk(score, hidden, targets)))
+            return torch.cat(list(self._by_chunk(score, hidden, targets))).to(targets.device)
 
     def compare(
         self, loss: Callable[[Tensor, Tensor], Tensor], teacher: Tensor, hidden: Tensor

@@ -8,7 +8,7 @@ efficiencies are assumptions and are named in the output.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rlkv.core.model_spec import ModelSpec
@@ -22,6 +22,13 @@ PROMPT_TOKENS = 200
 """Assumed length of a prompt."""
 _ATTENTION_CHUNK = {"cpu": 1 << 19, "gpu": 1 << 27}
 """Scores held at once by mixed attention."""
+_LEAST_BLOCK = 128
+"""Queries attended with at once, at least."""
+_HEAD_BYTES = {"policy": 16, "kl": 24}
+"""Bytes per logit at the head's peak, measured: four float32 numbers for log-probabilities, six for
+a KL, which has a teacher."""
+_CACHE_SPARE = 1.5
+"""Room that a decode batch's caches may take, over what is in them: they grow by halves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,7 @@ def training_bytes(
     head_chunk: int,
     scored: int | None = None,
     kind: str = "gpu",
+    loss: str = "policy",
 ) -> dict[str, int]:
     """Peak bytes of one forward and backward pass over frozen weights.
 
@@ -104,6 +112,7 @@ def training_bytes(
         checkpointing: Whether layers keep nothing but their input.
         head_chunk: Logits held at once, in numbers.
         scored: Scored tokens of the whole pass; default: all.
+        loss: ``"policy"`` or ``"kl"``, the warm start's.
         kind: ``"gpu"`` or ``"cpu"``, which hold attention scores in chunks of different size.
     """
     spec, width = sizes.spec, sizes.spec.dtype_bytes
@@ -117,19 +126,26 @@ def training_bytes(
     feed_forward = 3 * sizes.inner * width
     layer = count * (norms + attention + feed_forward)
     kept = sizes.layers * (count * sizes.hidden * width if checkpointing else layer)
-    # forward scores, both probabilities, their gradients
-    scores = min(
-        _ATTENTION_CHUNK[kind], max(1, rows) * spec.num_query_heads * tokens * max(128, tokens)
-    )
+    # both branches' probabilities, their gradients and those of the scores
+    row = spec.num_query_heads * tokens
+    block = min(tokens, max(_LEAST_BLOCK, _ATTENTION_CHUNK[kind] // row))
+    scores = max(row * block, min(_ATTENTION_CHUNK[kind], rows * row * block))
     chunk = min(head_chunk, (scored or count) * sizes.vocab)
     return {
         "weights_bytes": sizes.parameters * width,
         "activation_bytes": kept,
+        # of both branches: what may be seen, and the same as a number to add
+        "mask_bytes": rows * tokens * (tokens + block) // 2 * 2 * (1 + 4),
         "recomputed_bytes": layer if checkpointing else 0,
         "working_bytes": 6 * scores * 4,
-        # logits in the model's type, in float32, and their gradient
-        "head_bytes": chunk * (width + 4 + 4),
+        "head_bytes": chunk * _HEAD_BYTES[loss],
     }
+
+
+def peak_bytes(parts: dict[str, int]) -> int:
+    """Peak of a pass from its parts: the head is done before the last layer is begun."""
+    always = parts["weights_bytes"] + parts["activation_bytes"] + parts["mask_bytes"]
+    return always + max(parts["head_bytes"], parts["recomputed_bytes"] + parts["working_bytes"])
 
 
 def estimate(config: TrainConfig, task: Task, device: Device | None = None) -> dict[str, Any]:
@@ -170,15 +186,15 @@ def _memory(sizes: Sizes, config: TrainConfig, length: int, device: Device) -> d
         length,
         checkpointing=config.loss.gradient_checkpointing,
         head_chunk=config.loss.head_chunk,
+        loss="kl" if config.objective in ("warm", "default") else "policy",
     )
-    rollout = config.rollout
-    caches = rollout.decode_rows * sizes.spec.kv_bytes(length)
-    weights = memory["weights_bytes"]
+    rollout, weights = config.rollout, memory["weights_bytes"]
+    caches = int(rollout.decode_rows * sizes.spec.kv_bytes(length) * _CACHE_SPARE)
     engine = 0
-    peak = weights + max(caches, sum(memory.values()) - weights)
+    peak = max(weights + caches, peak_bytes(memory))
     if rollout.engine == "vllm":  # holds weights and pool of its own, all the time
         engine, caches = weights, rollout.kv_bytes or caches
-        peak = sum(memory.values()) + engine + caches
+        peak = peak_bytes(memory) + engine + caches
     return {
         **memory,
         "decode_cache_bytes": caches,
@@ -186,6 +202,40 @@ def _memory(sizes: Sizes, config: TrainConfig, length: int, device: Device) -> d
         "peak_bytes": peak,
         "fits": peak <= device.memory_bytes,
     }
+
+
+def settings_that_fit(
+    config: TrainConfig, task: Task, device: Device | None = None
+) -> dict[str, bool | int] | None:
+    """The fewest changes with which a run fits, by dotted name; None: no settings make it fit.
+
+    Whatever the settings, results stay the same up to rounding: only time and memory change.
+    """
+    device = device or Device()
+    sizes, _ = sizes_of(config.model)
+    length = PROMPT_TOKENS + (config.rollout.max_new_tokens or task.max_new_tokens)
+    changes: dict[str, bool | int] = {}
+    while not (memory := _memory(sizes, config, length, device))["fits"]:
+        change = _next_change(config, memory, device)
+        if change is None:
+            return None
+        table, name, value = change
+        changes[f"{table}.{name}"] = value
+        config = replace(config, **{table: replace(getattr(config, table), **{name: value})})
+    return changes
+
+
+def _next_change(
+    config: TrainConfig, memory: dict[str, Any], device: Device
+) -> tuple[str, str, bool | int] | None:
+    """Table, name and value of a setting that makes the larger of decoding and training smaller."""
+    if memory["weights_bytes"] + memory["decode_cache_bytes"] > device.memory_bytes:
+        rows = config.rollout.decode_rows
+        return ("rollout", "decode_rows", rows // 2) if rows > 1 else None
+    if not config.loss.gradient_checkpointing:
+        return "loss", "gradient_checkpointing", True
+    rows = config.loss.micro_rows
+    return ("loss", "micro_rows", rows // 2) if rows > 1 else None
 
 
 def _work(

@@ -112,7 +112,7 @@ class Trainer:
         self.mean_gates: list[float] = []
         self.recent: list[Alpha] = []
         self._adam: dict[str, torch.Tensor] = {}
-        self._started = time.monotonic(), time.process_time()
+        self._started = self._clock()
 
     def run(self, *, resume: bool = False) -> TrainResult:
         """Trains to the end, from the start or from the last checkpoint.
@@ -208,7 +208,7 @@ class Trainer:
         """Counts the step and makes its row of metrics."""
         alpha, old = self.alpha, self.progress
         started, cpu_started = self._started
-        self._started = time.monotonic(), time.process_time()
+        self._started = self._clock()
         seconds, cpu = self._started[0] - started, self._started[1] - cpu_started
         self.progress = replace(
             old,
@@ -229,6 +229,10 @@ class Trainer:
             gates = self.mean_gates[-len(self.rewards) :]
             alarm = collapse_alarm(self.rewards, gates, self.config.penalty)
         return step_row(phase, step, self.progress, alpha, alarm)
+
+    def _clock(self) -> tuple[float, float]:
+        """Wall seconds, and CPU seconds of this process and of the workers' calls."""
+        return time.monotonic(), time.process_time() + self.backend.cpu_seconds
 
     @property
     def alpha(self) -> Alpha:
@@ -385,8 +389,8 @@ class Trainer:
         self.progress = replace(
             self.progress,
             generated_tokens=self.progress.generated_tokens + found.generated_tokens,
-            seconds=time.monotonic() - self._started[0],
-            cpu_seconds=time.process_time() - self._started[1],
+            seconds=self._clock()[0] - self._started[0],
+            cpu_seconds=self._clock()[1] - self._started[1],
         )
         return self._finish(self._profile_of(found.scores, "ablation"))
 

@@ -223,7 +223,7 @@ class Worker:
         """
         if self.engine is None:
             rows = self.config.rollout.decode_rows
-            return HFEngine(self.loaded, session, batch_size=rows)
+            return HFEngine(self.loaded, session, batch_size=rows, refill=True)
         self.engine.set_gates(alpha)
         return self.engine
 

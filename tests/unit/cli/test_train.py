@@ -27,6 +27,7 @@ def fails(capsys, *arguments: str) -> tuple[int, str]:
         (["--task", "chain", "--set", "penalty.tau=7"], 2, "tau in [0, 1]"),
         (["--task", "chain", "--sparsity", "1.5"], 2, "outside [0, 1)"),
         (["nowhere.toml"], 2, "cannot read recipe"),
+        (["--task", "chain", "--gpus", "2"], 2, "add --backend ray"),
         (["--model", "embedded"], 2, "no task was given"),
     ],
 )
@@ -102,8 +103,8 @@ def test_dry_run_says_what_to_change_where_a_run_does_not_fit(capsys):
     assert json.loads(found.out)[0]["fits"] is False
     assert "loss.gradient_checkpointing=true" in found.err
     assert main(["train", *big, "--set", "loss.gradient_checkpointing=true"]) == 0
-    assert "lower rollout.decode_rows" in capsys.readouterr().err
-    fewer = ["loss.gradient_checkpointing=true", "rollout.decode_rows=48"]
+    assert "it fits with --set rollout.decode_rows=24" in capsys.readouterr().err
+    fewer = ["loss.gradient_checkpointing=true", "rollout.decode_rows=24"]
     assert main(["train", *big, "--set", *fewer]) == 0
     found = capsys.readouterr()
     assert json.loads(found.out)[0]["fits"] is True

@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 from rlkv.core.engine import Prompt, SamplingParams
 from rlkv.errors import ConfigError, PromptTooLongError
-from rlkv.hf.attach import compress, spec_of
+from rlkv.gates import Gates
+from rlkv.hf.attach import attach_gates, compress, spec_of
 from rlkv.hf.engine import HFEngine, left_padded
 from rlkv.hf.loading import LoadedModel
 from rlkv.hf.sampling import filtered_probs, next_tokens, row_generator
@@ -109,3 +110,45 @@ def test_left_padding_marks_real_tokens():
     tokens, mask = left_padded([[5, 6, 7], [8]], pad_id=0)
     assert tokens.tolist() == [[5, 6, 7], [0, 0, 8]]
     assert mask.tolist() == [[1, 1, 1], [0, 0, 1]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_refilled_places_give_the_same_tokens_in_fewer_steps(loaded, temperature):
+    lengths = (30, 7, 18, 25, 30, 12, 22, 9, 28)
+    limits = (3, 20, 5, 11, 2, 17, 8, 14, 6)
+    prompts = [
+        Prompt(f"p{i}", tuple(random_tokens(1, n, seed=40 + i)[0].tolist()), limit)
+        for i, (n, limit) in enumerate(zip(lengths, limits, strict=True))
+    ]
+    params = SamplingParams(max_new_tokens=20, temperature=temperature, seed=3)
+    gates = Gates(loaded.spec.shape, 0.6)
+    found, rows_fed = {}, {}
+    for refill in (False, True):
+        fed: list[tuple[int, int]] = []
+        hook = loaded.model.register_forward_pre_hook(
+            lambda module, args, kwargs, fed=fed: fed.append(tuple(kwargs["input_ids"].shape)),
+            with_kwargs=True,
+        )
+        with attach_gates(loaded.model, gates, **WINDOW) as session:
+            engine = HFEngine(loaded, session, batch_size=4, refill=refill)
+            found[refill] = engine.generate(prompts, params)
+            columns = [layer.seen for layer in session._last.rlkv_layers()]
+        hook.remove()
+        rows_fed[refill] = [rows for rows, new in fed if new == 1]
+        assert max(rows for rows, _ in fed) == 4
+        assert max(columns) <= 30 + 20
+    tokens = {k: [one.token_ids for (one,) in v] for k, v in found.items()}
+    assert tokens[True] == tokens[False]
+    written = sum(len(ids) for ids in tokens[True])
+    # every row is fed all of its tokens but the last: a finished one never
+    assert sum(rows_fed[True]) == sum(rows_fed[False]) == written - len(prompts)
+    assert len(rows_fed[True]) < len(rows_fed[False])
+
+
+def test_a_compressed_cache_is_not_refilled(loaded, prompts):
+    params = SamplingParams(max_new_tokens=12)
+    profile = profile_of(loaded.model)
+    with compress(loaded.model, profile=profile, sparsity=sparsity_of(), **WINDOW) as session:
+        assert not session.new_cache().can_join
+        found = HFEngine(loaded, session, batch_size=2, refill=True).generate(prompts, params)
+    assert found == completions(loaded, prompts, params, batch_size=2)

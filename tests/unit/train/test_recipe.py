@@ -8,7 +8,14 @@ import pytest
 
 from rlkv.errors import ConfigError, UnknownNameError
 from rlkv.registry import TASKS
-from rlkv.train.estimate import estimate, sizes_of, training_bytes
+from rlkv.train.estimate import (
+    Device,
+    estimate,
+    peak_bytes,
+    settings_that_fit,
+    sizes_of,
+    training_bytes,
+)
 from rlkv.train.presets import preset
 from rlkv.train.recipe import build_config, merge, parse_settings, read_recipe
 
@@ -95,6 +102,8 @@ def test_shipped_recipes_fit_their_models(path, monkeypatch):
     config = build_config(read_recipe(path))
     found = estimate(config, TASKS.load(config.task)(None))
     assert found["fits"]
+    other = build_config({**read_recipe(path), "objective": "default"})
+    assert estimate(other, TASKS.load(config.task)(None))["fits"]
     shape = {
         "llama-3.1-8b-r1": ("32x8", 8_030_261_248, 23_680),
         "qwen2.5-7b-r1": ("28x4", 7_615_616_512, 23_680),
@@ -102,6 +111,43 @@ def test_shipped_recipes_fit_their_models(path, monkeypatch):
     }
     if path.stem in shape:
         assert (found["kv_heads"], found["parameters"], found["rollouts"]) == shape[path.stem]
+
+
+def test_a_decode_batch_counts_with_the_room_its_caches_grow_into():
+    config = build_config({"model": "embedded", "task": "chain"})
+    found = estimate(config, TASKS.load("chain")())
+    sizes, _ = sizes_of("embedded")
+    tokens = 200 + TASKS.load("chain").max_new_tokens
+    assert found["decode_cache_bytes"] == int(96 * sizes.spec.kv_bytes(tokens) * 1.5)
+
+
+def test_the_gentlest_settings_that_fit_are_found(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    task = TASKS.load("deepscaler")(None)
+    config = build_config({"model": "Qwen/Qwen3-4B-Thinking-2507", "task": "deepscaler"})
+    changes = settings_that_fit(config, task)
+    assert changes == {"rollout.decode_rows": 24, "loss.gradient_checkpointing": True}
+    settings = parse_settings([f"{k}={str(v).lower()}" for k, v in changes.items()])
+    fitting = build_config({"model": config.model, "task": config.task, **settings})
+    assert estimate(fitting, task)["fits"]
+    assert settings_that_fit(fitting, task) == {}
+    assert settings_that_fit(config, task, Device(memory_bytes=2**30)) is None
+    # one row with checkpointing needs less than 16 rows do: halved until it fits
+    small = settings_that_fit(config, task, Device(memory_bytes=20 * 2**30))
+    assert small["loss.micro_rows"] < 16
+
+
+def test_the_head_and_the_last_layer_are_never_held_together():
+    parts = {
+        "weights_bytes": 100,
+        "activation_bytes": 20,
+        "mask_bytes": 3,
+        "recomputed_bytes": 7,
+        "working_bytes": 4,
+        "head_bytes": 10,
+    }
+    assert peak_bytes(parts) == 123 + 11
+    assert peak_bytes({**parts, "head_bytes": 12}) == 123 + 12
 
 
 def test_checkpointing_keeps_one_number_per_layer_token_and_channel():

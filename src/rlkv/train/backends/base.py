@@ -14,6 +14,8 @@ class Backend(Protocol):
 
     workers: int
     """Calls that can run at the same time."""
+    cpu_seconds: float
+    """CPU time that calls have spent so far outside this process."""
 
     def map(self, call: Call, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Results of ``worker.call(*a)`` for each ``a``, in order.

@@ -17,6 +17,7 @@ class LocalBackend:
     """
 
     workers = 1
+    cpu_seconds = 0.0
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker

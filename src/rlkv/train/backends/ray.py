@@ -2,14 +2,19 @@
 
 Gates go out and gradient sums come back, a few kilobytes a step: there are no weights to
 synchronise. Units wait in a queue and go to whichever worker is free; a worker that dies is started
-again and its unit repeated, which gives the same result since units are stateless. A model larger
-than one GPU gets a placement group of several and transformers' tensor parallelism.
+again and its unit repeated, which gives the same result since units are stateless.
+
+A model larger than one GPU gets a placement group of several, and its layers are spread over them
+(``device_map``). Transformers' ``tp_plan`` would cut each layer instead; it needs one process per
+GPU and collectives in every layer, and it cuts KV heads, and with them the gates, apart.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,12 +39,20 @@ class _Actor:
         torch.set_num_threads(threads)
         self.worker = make_worker()
 
-    def call(self, method: Call, arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401 - any result
-        """A call of the worker; our own errors come back as values: retrying would not help."""
+    def call(self, method: Call, arguments: tuple[Any, ...]) -> tuple[Any, float]:
+        """A call's result and CPU seconds; our own errors are values: retrying would not help."""
+        started = time.process_time()
         try:
-            return getattr(self.worker, method)(*arguments)
+            result = getattr(self.worker, method)(*arguments)
         except RLKVError as error:
-            return error
+            result = error
+        return result, time.process_time() - started
+
+    def gpu_ids(self) -> list[Any]:
+        """GPUs that Ray gave this worker."""
+        import ray
+
+        return ray.get_gpu_ids()
 
     def process_id(self) -> int:
         """Process id of the worker."""
@@ -53,8 +66,8 @@ class RayBackend:
         config: Settings of the run; each worker loads its model and task from them.
         workers: Actors.
         address: Cluster to join, such as ``auto``; None starts Ray on this machine.
-        device: Device of each worker's model.
-        gpus: GPUs per worker; above 1 the model is split over them.
+        device: Device of each worker's model where it has no GPU.
+        gpus: GPUs per worker; above 1 the model's layers are spread over them.
         threads: CPU threads per worker.
         make_worker: How a worker comes to its model; default: from ``config``.
 
@@ -84,8 +97,10 @@ class RayBackend:
         import ray
 
         self._ray = ray
-        self.workers = workers
+        self.workers, self.cpu_seconds = workers, 0.0
         self._started = not ray.is_initialized()
+        self._actors: list[Any] = []
+        self._group: Any = None
         factory = make_worker or _factory(config, device, gpus)
         try:
             if self._started:
@@ -98,7 +113,7 @@ class RayBackend:
             actor = ray.remote(max_restarts=_RESTARTS, max_task_retries=_UNIT_RETRIES)(_Actor)
             self._group = _placement_group(ray, workers, gpus) if gpus > 1 else None
             self._actors = [
-                actor.options(**_resources(ray, gpus, self._group, i)).remote(factory, threads)
+                actor.options(**_resources(gpus, self._group, i)).remote(factory, threads)
                 for i in range(workers)
             ]
             self.process_ids()  # waits until every worker has its model
@@ -123,12 +138,13 @@ class RayBackend:
             (done,), _ = ray.wait(list(running), num_returns=1)
             index, actor = running.pop(done)
             try:
-                results[index] = ray.get(done)
+                results[index], spent = ray.get(done)
             except ray.exceptions.RayError as error:
                 raise BackendError(
                     f"a ray worker failed for good ({_reason(error)}) after {_RESTARTS} restarts; "
                     "see its log for the cause, then go on with --resume"
                 ) from error
+            self.cpu_seconds += spent
             if isinstance(results[index], RLKVError):
                 raise results[index]
             free.append(actor)
@@ -140,7 +156,13 @@ class RayBackend:
 
     def close(self) -> None:
         """Ends the workers, and Ray if it was started here."""
-        if self._started and self._ray.is_initialized():
+        if not self._ray.is_initialized():
+            return
+        for actor in self._actors:
+            self._ray.kill(actor)
+        if self._group is not None:
+            self._ray.util.remove_placement_group(self._group)
+        if self._started:
             self._ray.shutdown()
 
 
@@ -149,7 +171,10 @@ def _factory(config: TrainConfig, device: str, gpus: int) -> WorkerFactory:
         from rlkv.hf.loading import load_model
         from rlkv.train.rewards import task_of
 
-        split = {"device": None, "device_map": "auto"} if gpus > 1 else {"device": device}
+        # Ray shows a worker its own GPUs only, so a single one is always the first
+        split = {"device": "cuda" if gpus else device}
+        if gpus > 1:
+            split = {"device": None, "device_map": "auto"}
         loaded = load_model(config.model, dtype=config.dtype, **split)  # type: ignore[arg-type]
         return Worker(loaded, task_of(config), config)
 
@@ -163,11 +188,13 @@ def _placement_group(ray: Any, workers: int, gpus: int) -> Any:  # noqa: ANN401 
     return group
 
 
-def _resources(ray: Any, gpus: int, group: Any, index: int) -> dict[str, Any]:  # noqa: ANN401
+def _resources(gpus: int, group: Any, index: int) -> dict[str, Any]:  # noqa: ANN401 - as above
     options: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus}
     if group is not None:
-        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
-        options["scheduling_strategy"] = strategy(group, placement_group_bundle_index=index)
+        strategies = importlib.import_module("ray.util.scheduling_strategies")
+        options["scheduling_strategy"] = strategies.PlacementGroupSchedulingStrategy(
+            group, placement_group_bundle_index=index
+        )
     return options
 
 
