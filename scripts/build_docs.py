@@ -227,6 +227,8 @@ def readme() -> str:
     text = (ROOT / "README.md").read_text("utf-8")
     for name, make in TABLES.items():
         start, end = f"<!-- results:{name} -->", f"<!-- /results:{name} -->"
+        if start not in text:
+            continue
         before, _, rest = text.partition(start)
         _, _, after = rest.partition(end)
         text = f"{before}{start}\n{make()}\n{end}{after}"

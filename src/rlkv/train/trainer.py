@@ -154,13 +154,11 @@ class Trainer:
     ) -> None:
         """Steps of one phase, until its end or until the kept heads are stable."""
         optimizer = self._optimizer(phase)
-        every = self.config.monitor.every
-        steps = self._phase_steps(phase)
+        every, steps = self.config.monitor.every, self._phase_steps(phase)
         while self.progress.step < steps and not self._is_stable():
             if phase == "warm" and solutions is not None:
-                step = distill_step(
-                    self.backend, solutions, self.alpha, self.config, self.progress.step
-                )
+                number = self.progress.step
+                step = distill_step(self.backend, solutions, self.alpha, self.config, number)
                 self._apply(optimizer, step)
             else:
                 step = self._policy_step(optimizer, stream)

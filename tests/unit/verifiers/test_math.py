@@ -114,7 +114,7 @@ def test_scores(verify: MathVerifier, completion: str, gold: str, reason: str) -
 
 
 def test_answers_that_hang_sympy_are_killed_and_the_next_one_is_graded() -> None:
-    verify = MathVerifier(timeout_s=1.0)
+    verify = MathVerifier(timeout_s=4.0)  # much more than a right answer needs on a busy machine
     assert verify(r"\boxed{(x+1)^2}", "x^2+2x+1").reward == 1.0  # the worker is warm
     start = time.monotonic()
     score = verify(r"\boxed{9^{9^{9^{9^{9}}}}+x}", "x+1")
