@@ -86,7 +86,8 @@ class Soak:
         end = time.monotonic() + seconds
         options = {
             "timeout": aiohttp.ClientTimeout(total=300),
-            "connector": aiohttp.TCPConnector(limit=0),
+            # the server closes idle connections after 5 s, maybe just as one is used again
+            "connector": aiohttp.TCPConnector(limit=0, force_close=True),
             "headers": {"Authorization": "Bearer k3y"},
         }
         async with aiohttp.ClientSession(**options) as session:
