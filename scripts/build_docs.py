@@ -107,9 +107,9 @@ def decode_table() -> str:
     return "\n".join([*lines, "", f"`{result['command']}`; `results/bench_decode.json`."])
 
 
-def peers_table() -> str:
-    """Accuracy of every method over sparsity on the embedded model."""
-    result = read_result("study_embedded.json")
+def peers_table(name: str = "study_embedded.json") -> str:
+    """Accuracy of every method over sparsity."""
+    result = read_result(name)
     rows = result["rows"]
     steps = sorted({row["sparsity"] for row in rows if row["method"] == "rlkv"})
     lines = [
@@ -122,7 +122,7 @@ def peers_table() -> str:
     full = next(row for row in rows if row["method"] == "full")
     note = (
         f"Full cache {full['accuracy']:.3f}; n = {full['n']}; intervals, bytes and the figure: "
-        f"`results/study_embedded.json`; `{result['command']}`."
+        f"`results/{name}`; `{result['command']}`."
     )
     return "\n".join([*lines, "", note])
 
@@ -215,6 +215,7 @@ def _mean(rows: list[dict[str, Any]], name: str) -> float:
 TABLES = {
     "quickstart": quickstart_table,
     "peers": peers_table,
+    "peers_real": lambda: peers_table("study_smollm2.json"),
     "real": real_table,
     "decode": decode_table,
     "serve": serve_table,
