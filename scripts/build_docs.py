@@ -127,23 +127,6 @@ def peers_table(name: str = "study_embedded.json") -> str:
     return "\n".join([*lines, "", note])
 
 
-def real_table() -> str:
-    """Price look-up on SmolLM2."""
-    names = ("eval_price_lookup.json", "eval_price_lookup_rlkv.json")
-    results = [read_result(name) for name in names]
-    rows = [row for result in results for row in result["rows"]]
-    full = next(row["kv_bytes_mean"] for row in rows if row["method"] == "full")
-    lines = ["| method | s | values right (95 % interval) | KV bytes |", "|---|---|---|---|"]
-    for row in rows:
-        lines.append(
-            f"| `{row['method']}` | {row['sparsity']:g} | {row['accuracy']:.3f} "
-            f"({row['ci_low']:.3f} to {row['ci_high']:.3f}) | {row['kv_bytes_mean'] / full:.0%} |"
-        )
-    return "\n".join(
-        [*lines, "", f"n = {rows[0]['n']}; `results/{names[0]}`, `results/{names[1]}`."]
-    )
-
-
 def serve_table() -> str:
     """Stock vLLM and the plugin on one KV pool: long answers, then long prompts."""
     names = ("bench_serve.json", "bench_serve_prompts.json")
@@ -216,7 +199,6 @@ TABLES = {
     "quickstart": quickstart_table,
     "peers": peers_table,
     "peers_real": lambda: peers_table("study_smollm2.json"),
-    "real": real_table,
     "decode": decode_table,
     "serve": serve_table,
     "train": train_table,
