@@ -162,46 +162,12 @@ def _ratio(row: dict[str, Any], base: dict[str, Any], name: str) -> str:
     return f"{row[name] / base[name]:.2f} x"
 
 
-def train_table() -> str:
-    """What each objective costs to learn, and how well its heads serve."""
-    result = read_result("bench_train.json")
-    rows = result["rows"]
-    steps = sorted({row["sparsity"] for row in rows if row["objective"] != "full"})
-    head = " | ".join(f"s = {s:g}" for s in steps)
-    lines = [
-        f"| objective | generated tokens | trained tokens | CPU seconds | {head} |",
-        "|---|---|---|---|" + "---|" * len(steps),
-    ]
-    for objective in dict.fromkeys(r["objective"] for r in rows if r["objective"] != "full"):
-        own = [row for row in rows if row["objective"] == objective]
-        costs = " | ".join(
-            f"{_mean(own, name):,.0f}"
-            for name in ("generated_tokens", "trained_tokens", "cpu_seconds")
-        )
-        cells = []
-        for s in steps:
-            accuracy = [row["accuracy"] for row in own if row["sparsity"] == s]
-            cells.append(f"{min(accuracy):.3f} to {max(accuracy):.3f}")
-        lines.append(f"| `{objective}` | {costs} | {' | '.join(cells)} |")
-    seeds = len({row["seed"] for row in rows})
-    note = (
-        f"Costs are means over {seeds} seeds, accuracies the worst and the best seed, n = "
-        f"{rows[0]['n']} each; `{result['command']}`; `results/bench_train.json`."
-    )
-    return "\n".join([*lines, "", note])
-
-
-def _mean(rows: list[dict[str, Any]], name: str) -> float:
-    return sum(row[name] for row in rows) / len(rows)
-
-
 TABLES = {
     "quickstart": quickstart_table,
     "peers": peers_table,
     "peers_real": lambda: peers_table("study_smollm2.json"),
     "decode": decode_table,
     "serve": serve_table,
-    "train": train_table,
 }
 
 
@@ -210,8 +176,6 @@ def readme() -> str:
     text = (ROOT / "README.md").read_text("utf-8")
     for name, make in TABLES.items():
         start, end = f"<!-- results:{name} -->", f"<!-- /results:{name} -->"
-        if start not in text:
-            continue
         before, _, rest = text.partition(start)
         _, _, after = rest.partition(end)
         text = f"{before}{start}\n{make()}\n{end}{after}"
