@@ -24,13 +24,16 @@ CAPITALS = {
     "France": "Paris", "Germany": "Berlin", "Japan": "Tokyo", "Italy": "Rome",
     "Spain": "Madrid", "Egypt": "Cairo", "Russia": "Moscow", "Greece": "Athens",
 }  # fmt: skip
-GENERATED = """task: capitals_generated
+DATASET = """task: {task}
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: {data}}}}}
 test_split: test
-output_type: generate_until
 doc_to_text: "Q: What is the capital of {{{{country}}}}?\\nA:"
 doc_to_target: "{{{{capital}}}}"
+"""
+TASKS = {
+    "capitals_generated": DATASET
+    + """output_type: generate_until
 generation_kwargs: {{until: ["\\n"], max_gen_toks: 24, do_sample: false}}
 filter_list:
   - name: found
@@ -38,17 +41,13 @@ filter_list:
       - {{function: regex, regex_pattern: "({capitals})"}}
       - {{function: take_first}}
 metric_list: [{{metric: exact_match}}]
-"""
-SCORED = """task: capitals_scored
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {data}}}}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "Q: What is the capital of {{{{country}}}}?\\nA:"
+""",
+    "capitals_scored": DATASET
+    + """output_type: multiple_choice
 doc_to_choice: [{choices}]
-doc_to_target: "{{{{capital}}}}"
 metric_list: [{{metric: acc}}]
-"""
+""",
+}
 
 
 def vllm_bench(address: str, folder: str) -> dict[str, object]:
@@ -81,8 +80,8 @@ def lm_eval(python: str, address: str, folder: str, work: Path) -> dict[str, obj
     rows = [{"country": country, "capital": capital} for country, capital in CAPITALS.items()]
     data.write_text("\n".join(map(json.dumps, rows)), "utf-8")
     capitals, choices = "|".join(CAPITALS.values()), ", ".join(CAPITALS.values())
-    for name, text in (("generated", GENERATED), ("scored", SCORED)):
-        filled = text.format(data=data, capitals=capitals, choices=choices)
+    for name, text in TASKS.items():
+        filled = text.format(task=name, data=data, capitals=capitals, choices=choices)
         (work / f"{name}.yaml").write_text(filled, "utf-8")
     arguments = {
         "model": "SmolLM2-135M-Instruct", "base_url": f"{address}/v1/completions",
@@ -90,7 +89,7 @@ def lm_eval(python: str, address: str, folder: str, work: Path) -> dict[str, obj
     }  # fmt: skip
     command = [
         python, "-m", "lm_eval", "run", "--model", "local-completions", "--include_path", str(work),
-        "--tasks", "capitals_generated,capitals_scored", "--output_path", str(work / "out.json"),
+        "--tasks", ",".join(TASKS), "--output_path", str(work / "out.json"),
         "--model_args", ",".join(f"{key}={value}" for key, value in arguments.items()),
     ]  # fmt: skip
     environment = {**os.environ, "OPENAI_API_KEY": "k3y", "HF_HUB_OFFLINE": "1"}

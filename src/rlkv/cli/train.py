@@ -253,12 +253,12 @@ def _advice(found: dict[str, Any], changes: dict[str, bool | int] | None) -> str
     parts = {name: size for name, size in found.items() if name.endswith("_bytes")}
     del parts["peak_bytes"]
     largest = max(parts, key=lambda name: parts[name])
-    remedy = "use a smaller model, a smaller dtype or a larger device"
-    if found["rollout_engine_bytes"]:
-        remedy += ", or leave out --rollout vllm"
     if changes:
         settings = " ".join(f"{name}={str(value).lower()}" for name, value in changes.items())
         remedy = f"it fits with --set {settings}"
+    else:
+        remedy = "use a smaller model, a smaller dtype or a larger device"
+        remedy += ", or leave out --rollout vllm" if found["rollout_engine_bytes"] else ""
     return (
         f"the run needs {found['peak_bytes'] / 2**30:.0f} GiB and does not fit; most of it is "
         f"{largest} ({parts[largest] / 2**30:.0f} GiB): {remedy}"
