@@ -8,14 +8,14 @@ the paper's ablations do.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 
+from rlkv.bench.train_report import TrainRow
 from rlkv.core.budget import Budget
 from rlkv.core.head_profile import HeadProfile
 from rlkv.errors import ConfigError
@@ -25,19 +25,23 @@ from rlkv.methods.base import MethodOptions
 from rlkv.methods.random_heads import RandomHeads
 from rlkv.registry import unknown_name
 from rlkv.tasks.base import Task
+from rlkv.train.checkpoint import FILE_NAME as CHECKPOINT
+from rlkv.train.config import TrainConfig
 from rlkv.train.monitor import method_rewards
 from rlkv.train.problems import Problem, load_problems
 from rlkv.train.recipe import build_config, merge
-from rlkv.train.trainer import Trainer
+from rlkv.train.trainer import Trainer, TrainResult
 from rlkv.train.watch import NO_WATCH, Watch
 
 _ON_POLICY = {
     "objective": "paper",
+    "steps": 60,
     "optimizer": {"learning_rate": 2e-2, "weight_decay": 0.0},
+    "penalty": {"beta": 0.03},
     "distill": {"enabled": False},
-    "rollout": {"prompts_per_step": 24, "prompts_per_unit": 24},
+    "rollout": {"prompts_per_step": 16, "prompts_per_unit": 16, "problems": 1000},
 }
-"""GRPO alone at a rate at which a gate can cross [0, 1] in 50 steps."""
+"""GRPO alone at a rate at which a gate can cross [0, 1] in 50 steps: a third of the paper's."""
 
 STUDIES: dict[str, dict[str, dict[str, Any]]] = {
     "objectives": {
@@ -69,37 +73,12 @@ STUDIES: dict[str, dict[str, dict[str, Any]]] = {
 """Variants of each study: settings on top of the objective's preset."""
 
 
-class TrainRow(TypedDict):
-    """One variant, seed and sparsity."""
-
-    objective: str
-    """Variant; ``full`` is the uncompressed model, ``random`` draws heads by the seed."""
-    seed: int
-    """Seed of training."""
-    generated_tokens: int
-    """Tokens decoded while learning."""
-    trained_tokens: int
-    """Tokens that went forward and backward while learning."""
-    cpu_seconds: float
-    """CPU time of learning."""
-    sparsity: float
-    """Share of KV heads compressed; 0 for ``full``."""
-    n: int
-    """Test problems."""
-    accuracy: float
-    """Mean greedy reward in [0, 1]."""
-    ci_low: float
-    """Lower end of its 95 % interval."""
-    ci_high: float
-    """Upper end."""
-
-
 @dataclass(frozen=True)
 class TrainBench:
     """What to run."""
 
-    study: str = "objectives"
-    """Name of a study."""
+    studies: tuple[str, ...] = ("objectives",)
+    """Names of studies."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of training."""
     sparsities: tuple[float, ...] = (0.25, 0.5, 0.6, 0.75)
@@ -107,7 +86,7 @@ class TrainBench:
     examples: int = 500
     """Test problems."""
     variants: tuple[str, ...] = ()
-    """Some variants of the study; empty: all."""
+    """Some variants of the studies; empty: all."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings on top of every variant's."""
     sink: int = 16
@@ -116,15 +95,23 @@ class TrainBench:
     """Recent tokens, likewise."""
 
     def __post_init__(self) -> None:
-        if self.study not in STUDIES:
-            raise unknown_name("study", self.study, sorted(STUDIES))
+        for study in self.studies:
+            if study not in STUDIES:
+                raise unknown_name("study", study, sorted(STUDIES))
+        known = self.settings_of_variants()
         for name in self.variants:
-            if name not in STUDIES[self.study]:
-                raise unknown_name("variant", name, list(STUDIES[self.study]))
+            if name not in known:
+                raise unknown_name("variant", name, list(known))
         for sparsity in self.sparsities:
             Budget(sparsity, self.sink, self.recent)
         if self.examples < 1 or not self.seeds:
             raise ConfigError("bench train needs at least one example and one seed")
+
+    def settings_of_variants(self) -> dict[str, dict[str, Any]]:
+        """All variants of the studies, in their order."""
+        return {
+            name: settings for study in self.studies for name, settings in STUDIES[study].items()
+        }
 
 
 @dataclass(frozen=True)
@@ -160,10 +147,12 @@ class TrainBenchmark:
             loaded, task, bench.examples, seed=0, split="test"
         )
         self._measured: dict[bytes, Estimate] = {}
+        self._learned: dict[TrainConfig, TrainResult] = {}
+        self.curves: dict[tuple[str, int], list[dict[str, Any]]] = {}
 
     def rows(self) -> Iterator[TrainRow]:
         """Rows as they are measured."""
-        variants = STUDIES[self.bench.study]
+        variants = self.bench.settings_of_variants()
         for name in self.bench.variants or variants:
             seeds = self.bench.seeds[:1] if name == "full" else self.bench.seeds
             for seed in seeds:
@@ -199,16 +188,24 @@ class TrainBenchmark:
         }
         values = merge(merge(base, settings), self.bench.settings)
         config = build_config({**values, "seed": seed})
-        folder = self.output / f"{name.replace(' ', '-')}-{seed}" if self.output else None
-        done = folder is not None and (folder / "checkpoint.safetensors").exists()
-        self.watch.message(f"{name}, seed {seed}")
-        started = time.process_time()
-        trainer = Trainer(config, self.loaded, self.task, output=folder, watch=self.watch)
-        result = trainer.run(resume=done)
-        cpu = result.progress.cpu_seconds or time.process_time() - started
+        # variants of different studies may be the same run under two names
+        if config not in self._learned:
+            self._learned[config] = self._train(config, f"{name.replace(' ', '-')}-{seed}")
+        result = self._learned[config]
+        self.curves[name, seed] = result.metrics
         return result.profile, _Cost(
-            result.progress.generated_tokens, result.progress.trained_tokens, round(cpu, 1)
+            result.progress.generated_tokens,
+            result.progress.trained_tokens,
+            round(result.progress.cpu_seconds, 2),
         )
+
+    def _train(self, config: TrainConfig, name: str) -> TrainResult:
+        """Trains, goes on with a run that was stopped, or reads one that is done."""
+        folder = self.output / name if self.output else None
+        begun = folder is not None and (folder / CHECKPOINT).exists()
+        self.watch.message(f"learning: {name}")
+        trainer = Trainer(config, self.loaded, self.task, output=folder, watch=self.watch)
+        return trainer.run(resume=begun)
 
     def _row(
         self, name: str, seed: int, sparsity: float, full: np.ndarray, cost: _Cost

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlkv.cli.output import Row, print_rows
+from rlkv.cli.output import print_rows
 
 
 @dataclass(frozen=True)
@@ -16,10 +16,10 @@ class BenchTrain:
     """Model to learn on: embedded, smollm2, a local folder, or a hub id."""
     task: str = "chain"
     """Task to learn and to measure."""
-    study: str = "objectives"
-    """objectives, or one of the paper's ablations: penalty, advantage, windows, sampling."""
+    study: tuple[str, ...] = ("objectives",)
+    """objectives, and the paper's ablations: penalty, advantage, windows, sampling."""
     variants: tuple[str, ...] = ()
-    """Some of the study's variants, such as default; empty: all."""
+    """Some of the studies' variants, such as default; empty: all."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of training."""
     sparsity: tuple[float, ...] = (0.25, 0.5, 0.6, 0.75)
@@ -37,14 +37,16 @@ class BenchTrain:
     dtype: str = "auto"
     """Type of the weights: auto, float32, bfloat16 or float16."""
     output: Path | None = None
-    """Folder that keeps every run; a finished run found there is not trained again."""
+    """Folder for every run and for the report; a finished run found there is not trained again."""
     json: bool = False
     """Print one JSON list instead of a table."""
 
     def run(self) -> int:
         """Trains, measures, prints, and returns the exit status."""
         from rlkv.bench.train import TrainBench, TrainBenchmark
+        from rlkv.bench.train_report import TrainRow, write_train_report
         from rlkv.core.files import require_writable_folder
+        from rlkv.evaluate.run_info import run_info
         from rlkv.hf.loading import load_model
         from rlkv.registry import TASKS
         from rlkv.train.recipe import build_config, parse_settings
@@ -67,12 +69,17 @@ class BenchTrain:
             require_writable_folder(self.output)
         loaded = load_model(self.model, dtype=self.dtype)  # type: ignore[arg-type]
         watch = LiveWatch()
-        rows: list[Row] = []
+        rows: list[TrainRow] = []
         benchmark = TrainBenchmark(loaded, task, bench, output=self.output, watch=watch)
         for row in benchmark.rows():
-            rows.append(dict(row))
+            rows.append(row)
             watch.message(
                 f"{row['objective']} seed {row['seed']} s={row['sparsity']}: {row['accuracy']:.3f}"
+            )
+        if self.output:
+            title = f"Learning on {self.model}, {self.task}"
+            write_train_report(
+                self.output, title, rows, benchmark.curves, run_info(str(loaded.model.device))
             )
         print_rows(rows, as_json=self.json, title=f"learning on {self.model}, {self.task}")
         return 0

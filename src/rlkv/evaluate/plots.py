@@ -98,7 +98,7 @@ def _draw_lines(
             label=name,
             color=style.light,
             linestyle=dash,
-            marker=_MARKERS[style.marker],
+            marker=_MARKERS[style.marker] if chart.marks else "",
             markersize=5.5,
             linewidth=1.6,
             capsize=2.5,

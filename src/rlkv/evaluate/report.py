@@ -11,14 +11,15 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from rlkv.core.files import require_writable_folder, to_json, write_atomic
+from rlkv.core.files import to_json, write_atomic
 from rlkv.errors import DataError
 from rlkv.evaluate.evaluation import RESULT_FORMAT, EvalResult, profile_summary
 from rlkv.evaluate.html_report import render_html
 from rlkv.evaluate.metrics import example_means, paired_difference
 from rlkv.evaluate.records import Record, Row, as_rows, read_records
+from rlkv.evaluate.report_files import to_markdown, write_report
 from rlkv.evaluate.run_info import RunInfo
-from rlkv.evaluate.sections import Chart, Section, markdown_table, section_from_json
+from rlkv.evaluate.sections import Chart, Section, section_from_json
 
 RANKED_BY = "rlkv"
 """The method that all others are compared with, where it was run."""
@@ -67,17 +68,7 @@ class Report:
 
     def to_markdown(self) -> str:
         """The report as Markdown; figures are linked by file name."""
-        parts = [f"# {self.title}"]
-        for section in self.all_sections():
-            parts += [f"## {section.title}", section.note]
-            if section.chart is not None:
-                parts.append(f"![{section.title}]({section.key}.png)")
-            parts.append(markdown_table(section.columns, section.rows))
-        if self.heads:
-            parts += ["## Gate map", "High scores mean: needs the full cache.", "![](heads.png)"]
-        if self.run is not None:
-            parts += ["## Run", run_table(self.run)]
-        return "\n\n".join(part for part in parts if part) + "\n"
+        return to_markdown(self.title, self.all_sections(), self.heads, self.run)
 
     def to_json(self) -> str:
         """The rows, as ``rlkv eval --json`` prints them."""
@@ -96,28 +87,15 @@ class Report:
         Raises:
             OutputError: The folder cannot be written.
         """
-        target = require_writable_folder(folder)
-        files = {
-            "report.md": self.to_markdown(),
-            "report.json": self.to_json(),
-            "report.html": self.to_html(),
-        }
-        if self.run is not None:
-            files["run.json"] = to_json(asdict(self.run))
-        for name, content in files.items():
-            write_atomic(target / name, content)
-        written = [target / name for name in files]
-        if figures:
-            from rlkv.evaluate.plots import plot_heads, plot_section
-
-            for section in self.all_sections():
-                if section.chart is not None and section.rows:
-                    write_atomic(target / f"{section.key}.png", plot_section(section))
-                    written.append(target / f"{section.key}.png")
-            if self.heads:
-                write_atomic(target / "heads.png", plot_heads(self.heads))
-                written.append(target / "heads.png")
-        return written
+        return write_report(
+            folder,
+            self.title,
+            self.all_sections(),
+            heads=self.heads,
+            run=self.run,
+            rows_json=self.to_json(),
+            figures=figures,
+        )
 
 
 def build_report(
@@ -216,18 +194,6 @@ def head_map(label: str, profile: Any) -> HeadMap:  # noqa: ANN401 - a HeadProfi
     summary = profile if isinstance(profile, Mapping) else profile_summary(profile)
     scores = tuple(tuple(float(score) for score in row) for row in summary["scores"])
     return HeadMap(label, str(summary["model"]), scores)
-
-
-def run_table(run: RunInfo) -> str:
-    """The surroundings as a Markdown table."""
-    return markdown_table(("", ""), [(name, str(value)) for name, value in run_facts(run).items()])
-
-
-def run_facts(run: RunInfo) -> dict[str, str]:
-    """The surroundings, one fact a line."""
-    facts = {name: str(value) for name, value in asdict(run).items() if name != "versions"}
-    facts["versions"] = ", ".join(f"{name} {value}" for name, value in run.versions.items())
-    return {name: value for name, value in facts.items() if value}
 
 
 def write_sections(path: Path, sections: Sequence[Section]) -> None:

@@ -35,6 +35,8 @@ class Chart:
     """Axis title; default: the column."""
     flat: tuple[str, ...] = ()
     """Series drawn as level lines because x does not apply to them."""
+    marks: bool = True
+    """Whether points have marks; curves of many points have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class Section:
     """Cells, one tuple a row."""
     chart: Chart | None = None
     """Chart of the rows."""
+    in_markdown: bool = True
+    """Whether the Markdown report prints the table; long curves are shown as charts alone."""
 
     def records(self) -> list[dict[str, Cell]]:
         """Rows as dictionaries."""

@@ -14,6 +14,7 @@ from rlkv.hf.forced import encode_gold
 from rlkv.hf.loading import LoadedModel
 from rlkv.tasks.base import Example, Split, Task
 from rlkv.tasks.forced import span_token_ranges
+from rlkv.train.config import TrainConfig
 
 T = TypeVar("T")
 
@@ -73,6 +74,18 @@ def load_problems(
     if not problems:
         raise DataError(f"task {task.name} has no {split} example; pass another --data file")
     return problems
+
+
+def training_problems(
+    loaded: LoadedModel, task: Task, config: TrainConfig
+) -> tuple[list[Problem], list[Problem]]:
+    """Held-out problems of the train split for the monitor, and the ones to train on."""
+    wanted = config.monitor.problems if config.monitor.every else 0
+    pool = config.distill.candidates if config.distill.enabled else 0
+    limit = max(config.rollout.problems, pool) + wanted
+    found = load_problems(loaded, task, limit, seed=config.seed)
+    held = min(wanted, len(found) // 4)  # a small split keeps most for training
+    return found[:held], found[held:]
 
 
 class SeededStream(Generic[T]):

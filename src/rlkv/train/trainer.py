@@ -36,7 +36,7 @@ from rlkv.train.checkpoint import Checkpoint, Progress
 from rlkv.train.config import TrainConfig
 from rlkv.train.metrics import MetricsFile, step_row
 from rlkv.train.monitor import collapse_alarm, is_stable, method_rewards
-from rlkv.train.problems import Problem, SeededStream, load_problems
+from rlkv.train.problems import Problem, SeededStream, training_problems
 from rlkv.train.self_distillation import collect
 from rlkv.train.steps import (
     StepGradient,
@@ -122,7 +122,7 @@ class Trainer:
             ConfigError: The output folder holds a run already and ``resume`` is False.
         """
         self._open(resume)
-        held_out, problems = self._problems()
+        held_out, problems = training_problems(self.loaded, self.task, self.config)
         self.worker.start(problems)
         if self.config.objective == "ablation":
             return self._ablate(problems)
@@ -292,17 +292,6 @@ class Trainer:
         )
         return sum(rewards) / len(rewards)
 
-    def _problems(self) -> tuple[list[Problem], list[Problem]]:
-        """Held-out problems of the train split for the monitor, and the ones to train on."""
-        monitor = self.config.monitor
-        wanted = monitor.problems if monitor.every else 0
-        config = self.config
-        pool = config.distill.candidates if config.distill.enabled else 0
-        limit = max(config.rollout.problems, pool) + wanted
-        found = load_problems(self.loaded, self.task, limit, seed=self.config.seed)
-        held = min(wanted, len(found) // 4)  # a small split keeps most for training
-        return found[:held], found[held:]
-
     def _solutions(self, problems: Sequence[Problem], count: int) -> list[Solution]:
         """What the full model solves, generated once and kept in the output folder."""
         found = collect(
@@ -373,6 +362,8 @@ class Trainer:
 
     def _ablate(self, problems: Sequence[Problem]) -> TrainResult:
         """The objective without training."""
+        if self.progress.phase:
+            return self._finish(self._profile_of(self.alpha, "ablation"))
         config = self.config.ablation
         self.watch.started(self.loaded.spec.num_heads)
         by_reward = config.signal == "reward"
@@ -386,10 +377,13 @@ class Trainer:
         )
         self.progress = replace(
             self.progress,
+            phase=1,
             generated_tokens=self.progress.generated_tokens + found.generated_tokens,
             seconds=self._clock()[0] - self._started[0],
             cpu_seconds=self._clock()[1] - self._started[1],
         )
+        self.gates.alpha.data.copy_(torch.from_numpy(found.scores))
+        self._save_state({})
         return self._finish(self._profile_of(found.scores, "ablation"))
 
     def _finish(self, profile: HeadProfile | None = None) -> TrainResult:

@@ -174,7 +174,7 @@ function drawSeries(rows, chart, style, x, toX, toY, [from, to], points) {
       const [low, high] = [toY(row[chart.low]), toY(row[chart.high])];
       out += `<path d="M${at - 4},${low}h8m-4,0V${high}m-4,0h8" stroke="${color}" fill="none" stroke-width="1.2" opacity=".75"/>`;
     }
-    out += mark(dot, at, toY(row[chart.y]));
+    if (chart.marks) out += mark(dot, at, toY(row[chart.y]));
     points.push({ row, x: at, y: toY(row[chart.y]) });
   }
   return out;
