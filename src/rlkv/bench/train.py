@@ -87,6 +87,8 @@ class TrainBench:
     """Test problems."""
     variants: tuple[str, ...] = ()
     """Some variants of the studies; empty: all."""
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    """Settings below every variant's; its objective is not used."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings on top of every variant's."""
     sink: int = 16
@@ -152,15 +154,12 @@ class TrainBenchmark:
 
     def rows(self) -> Iterator[TrainRow]:
         """Rows as they are measured."""
-        variants = self.bench.settings_of_variants()
-        for name in self.bench.variants or variants:
+        for name in self.bench.variants or self.bench.settings_of_variants():
             seeds = self.bench.seeds[:1] if name == "full" else self.bench.seeds
             for seed in seeds:
-                yield from self._variant_rows(name, variants[name], seed)
+                yield from self._variant_rows(name, seed)
 
-    def _variant_rows(
-        self, name: str, settings: Mapping[str, Any], seed: int
-    ) -> Iterator[TrainRow]:
+    def _variant_rows(self, name: str, seed: int) -> Iterator[TrainRow]:
         shape = self.loaded.spec.shape
         if name == "full":
             yield self._row(name, seed, 0.0, np.ones(shape, dtype=np.bool_), _Cost())
@@ -172,22 +171,27 @@ class TrainBenchmark:
                 )
                 yield self._row(name, seed, sparsity, method.full_heads(), _Cost())
             return
-        profile, cost = self._learn(name, settings, seed)
+        profile, cost = self._learn(name, seed)
         for sparsity in self.bench.sparsities:
             yield self._row(name, seed, sparsity, profile.full_heads(sparsity), cost)
 
-    def _learn(
-        self, name: str, settings: Mapping[str, Any], seed: int
-    ) -> tuple[HeadProfile, _Cost]:
+    def config(self, name: str, seed: int) -> TrainConfig:
+        """What a variant trains with."""
+        recipe, bench = self.bench.recipe, self.bench
+        values: dict[str, Any] = {key: recipe[key] for key in recipe if key != "objective"}
         base = {
             "model": self.loaded.spec.model_id,
             "task": self.task.name,
-            "sink": self.bench.sink,
-            "recent": self.bench.recent,
+            "sink": bench.sink,
+            "recent": bench.recent,
             "monitor": {"every": 0},
         }
-        values = merge(merge(base, settings), self.bench.settings)
-        config = build_config({**values, "seed": seed})
+        for above in (base, bench.settings_of_variants()[name], bench.settings, {"seed": seed}):
+            values = merge(values, above)
+        return build_config(values)
+
+    def _learn(self, name: str, seed: int) -> tuple[HeadProfile, _Cost]:
+        config = self.config(name, seed)
         # variants of different studies may be the same run under two names
         if config not in self._learned:
             self._learned[config] = self._train(config, f"{name.replace(' ', '-')}-{seed}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import tyro
+
 from rlkv.cli.output import print_rows
 
 
@@ -12,10 +14,12 @@ from rlkv.cli.output import print_rows
 class BenchTrain:
     """Objectives side by side: tokens, CPU time, and accuracy of the binary model."""
 
-    model: str = "embedded"
-    """Model to learn on: embedded, smollm2, a local folder, or a hub id."""
-    task: str = "chain"
-    """Task to learn and to measure."""
+    recipe: tyro.conf.Positional[Path | None] = None
+    """TOML file with settings below every variant's; its objective is not used."""
+    model: str | None = None
+    """Model to learn on: embedded (the default), smollm2, a local folder, or a hub id."""
+    task: str | None = None
+    """Task to learn and to measure; default: chain."""
     study: tuple[str, ...] = ("objectives",)
     """objectives, and the paper's ablations: penalty, advantage, windows, sampling."""
     variants: tuple[str, ...] = ()
@@ -34,8 +38,8 @@ class BenchTrain:
     """Settings on top of every variant's, such as steps=40."""
     data: str | None = None
     """Local JSON-lines file that replaces the task's data."""
-    dtype: str = "auto"
-    """Type of the weights: auto, float32, bfloat16 or float16."""
+    dtype: str | None = None
+    """Type of the weights: auto (the default), float32, bfloat16 or float16."""
     output: Path | None = None
     """Folder for every run and for the report; a finished run found there is not trained again."""
     json: bool = False
@@ -49,25 +53,32 @@ class BenchTrain:
         from rlkv.evaluate.run_info import run_info
         from rlkv.hf.loading import load_model
         from rlkv.registry import TASKS
-        from rlkv.train.recipe import build_config, parse_settings
+        from rlkv.train.recipe import build_config, merge, parse_settings, read_recipe
         from rlkv.train.watch import LiveWatch
 
+        recipe = read_recipe(self.recipe) if self.recipe else {}
+        named = {"model": self.model, "task": self.task, "dtype": self.dtype, "data": self.data}
+        recipe = merge(
+            {"model": "embedded", "task": "chain"},
+            merge(recipe, {name: value for name, value in named.items() if value is not None}),
+        )
         settings = parse_settings(self.set)
-        build_config({"model": self.model, "task": self.task, **settings})
+        config = build_config(merge(recipe, settings))
         bench = TrainBench(
             self.study,
             self.seeds,
             self.sparsity,
             self.examples,
             self.variants,
+            recipe,
             settings,
             self.sink,
             self.recent,
         )
-        task = TASKS.load(self.task)(self.data)
+        task = TASKS.load(config.task)(config.data)
         if self.output:
             require_writable_folder(self.output)
-        loaded = load_model(self.model, dtype=self.dtype)  # type: ignore[arg-type]
+        loaded = load_model(config.model, dtype=config.dtype)  # type: ignore[arg-type]
         watch = LiveWatch()
         rows: list[TrainRow] = []
         benchmark = TrainBenchmark(loaded, task, bench, output=self.output, watch=watch)
@@ -77,9 +88,9 @@ class BenchTrain:
                 f"{row['objective']} seed {row['seed']} s={row['sparsity']}: {row['accuracy']:.3f}"
             )
         if self.output:
-            title = f"Learning on {self.model}, {self.task}"
+            title = f"Learning on {config.model}, {config.task}"
             write_train_report(
                 self.output, title, rows, benchmark.curves, run_info(str(loaded.model.device))
             )
-        print_rows(rows, as_json=self.json, title=f"learning on {self.model}, {self.task}")
+        print_rows(rows, as_json=self.json, title=f"learning on {config.model}, {config.task}")
         return 0

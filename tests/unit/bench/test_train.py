@@ -117,6 +117,14 @@ def test_mistakes_are_named(change, message):
         replace(BENCH, **change)
 
 
+def test_a_recipe_lies_below_the_variant_and_its_objective_is_not_used():
+    recipe = {"objective": "paper", "steps": 7, "warm": {"l1": 0.4, "steps": 9}}
+    bench = replace(BENCH, recipe=recipe, variants=("default",))
+    config = TrainBenchmark(toy_loaded(layers=2), ForcedToyTask(), bench).config("default", 3)
+    assert (config.objective, config.steps, config.seed) == ("default", 2, 3)
+    assert (config.warm.l1, config.warm.steps, config.sink) == (0.4, 3, 2)
+
+
 def row(objective, seed, sparsity, accuracy, **cost):
     low, high = accuracy - 0.1, accuracy + 0.05
     base = {"generated_tokens": 0, "trained_tokens": 0, "cpu_seconds": 0.0}
