@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 
@@ -53,16 +54,10 @@ class BenchTrain:
         from rlkv.evaluate.run_info import run_info
         from rlkv.hf.loading import load_model
         from rlkv.registry import TASKS
-        from rlkv.train.recipe import build_config, merge, parse_settings, read_recipe
+        from rlkv.train.recipe import build_config, merge, parse_settings
         from rlkv.train.watch import LiveWatch
 
-        recipe = read_recipe(self.recipe) if self.recipe else {}
-        named = {"model": self.model, "task": self.task, "dtype": self.dtype, "data": self.data}
-        recipe = merge(
-            {"model": "embedded", "task": "chain"},
-            merge(recipe, {name: value for name, value in named.items() if value is not None}),
-        )
-        settings = parse_settings(self.set)
+        recipe, settings = self._recipe(), parse_settings(self.set)
         config = build_config(merge(recipe, settings))
         bench = TrainBench(
             self.study,
@@ -94,3 +89,12 @@ class BenchTrain:
             )
         print_rows(rows, as_json=self.json, title=f"learning on {config.model}, {config.task}")
         return 0
+
+    def _recipe(self) -> dict[str, Any]:
+        """The recipe with the options on top."""
+        from rlkv.train.recipe import merge, read_recipe
+
+        recipe = read_recipe(self.recipe) if self.recipe else {}
+        named = {"model": self.model, "task": self.task, "dtype": self.dtype, "data": self.data}
+        given = {name: value for name, value in named.items() if value is not None}
+        return merge({"model": "embedded", "task": "chain"}, merge(recipe, given))

@@ -6,10 +6,12 @@ the same folder, is flushed to disk, and is renamed over the target.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,30 @@ def require_writable_folder(path: str | Path) -> Path:
         raise OutputError(f"{folder} is a file, expected a folder; choose another output path")
     require_writable(folder / ".probe")
     return folder
+
+
+@contextmanager
+def locked_folder(folder: Path | None) -> Iterator[None]:
+    """Keeps a second process out of ``folder`` while the block runs; None locks nothing.
+
+    The lock ends with the process, however that ends, and forked children do not inherit it.
+
+    Raises:
+        OutputError: Another process holds the lock.
+    """
+    if folder is None:
+        yield
+        return
+    with (folder / ".lock").open("a", encoding="utf-8") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            raise OutputError(
+                f"{folder} is in use by another run; wait for its end or choose another folder"
+            ) from None
+        except OSError:  # a file system without locks: go on as before there were any
+            pass
+        yield
 
 
 def to_json(value: object, indent: int | None = 2) -> str:

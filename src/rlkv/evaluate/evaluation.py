@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlkv.core.files import require_writable_folder, to_json, write_atomic
+from rlkv.core.files import locked_folder, require_writable_folder, to_json, write_atomic
 from rlkv.core.head_profile import HeadProfile
 from rlkv.evaluate.cell import Cell, prepare
 from rlkv.evaluate.config import EvalConfig
@@ -61,7 +61,8 @@ def evaluate(
         one_each: Return a result for every config, repeated where two are one cell.
 
     Raises:
-        RLKVError: Whatever is wrong with a config; raised before any weights load.
+        RLKVError: Whatever is wrong with a config, or ``out`` is in use by another run; raised
+            before any weights load.
     """
     given = models or {}
     cells: dict[str, Cell] = {}
@@ -72,7 +73,11 @@ def evaluate(
         keys.append(f"{cell.model}/{cell.fingerprint}/{config.n}")
         cells.setdefault(keys[-1], cell)
     folder = None if out is None else require_writable_folder(out)
-    with EvalProgress(enabled=progress) as shown, _Models(given) as loader:
+    with (
+        locked_folder(folder),
+        EvalProgress(enabled=progress) as shown,
+        _Models(given) as loader,
+    ):
         done = {
             key: _evaluate_cell(cell, folder, fresh, loader, shown) for key, cell in cells.items()
         }

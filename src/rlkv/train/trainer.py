@@ -22,7 +22,7 @@ import torch
 
 from rlkv import __version__
 from rlkv.core.engine import GatedEngine
-from rlkv.core.files import require_writable_folder, to_json, write_atomic
+from rlkv.core.files import locked_folder, require_writable_folder, to_json, write_atomic
 from rlkv.core.head_profile import HeadProfile
 from rlkv.errors import ConfigError
 from rlkv.gates import Gates
@@ -120,8 +120,13 @@ class Trainer:
         Raises:
             CheckpointError: There is nothing to resume, or it belongs to another run.
             ConfigError: The output folder holds a run already and ``resume`` is False.
+            OutputError: Another run is using the output folder.
         """
-        self._open(resume)
+        with locked_folder(self.output):
+            self._open(resume)
+            return self._run()
+
+    def _run(self) -> TrainResult:
         held_out, problems = training_problems(self.loaded, self.task, self.config)
         self.worker.start(problems)
         if self.config.objective == "ablation":

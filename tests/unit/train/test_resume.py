@@ -136,6 +136,7 @@ def test_learning_moves_gates_and_writes_everything(undisturbed):
     folder, result = undisturbed
     names = {path.name for path in folder.iterdir()}
     assert names == {
+        ".lock",
         "checkpoint.safetensors",
         "config.json",
         "metrics.jsonl",
