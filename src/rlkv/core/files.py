@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ def require_writable_folder(path: str | Path) -> Path:
 
 
 @contextmanager
-def locked_folder(folder: Path | None) -> Iterator[None]:
+def locked_folder(folder: Path | None) -> Generator[None]:
     """Keeps a second process out of ``folder`` while the block runs; None locks nothing.
 
     The lock ends with the process, however that ends, and forked children do not inherit it.
