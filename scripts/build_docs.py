@@ -1,7 +1,8 @@
 """Writes the parts of the documents that follow from code or results.
 
-``docs/cli.md`` is every command's ``--help``; tables in README.md between ``<!-- results:… -->``
-marks come from files in ``results/``. ``--check`` writes nothing and fails where a page is stale.
+``docs/cli.md`` is every command's ``--help``; tables in README.md and docs/training.md between
+``<!-- results:… -->`` marks come from files in ``results/``. ``--check`` writes nothing and fails
+where a page is stale.
 """
 
 from __future__ import annotations
@@ -162,19 +163,57 @@ def _ratio(row: dict[str, Any], base: dict[str, Any], name: str) -> str:
     return f"{row[name] / base[name]:.2f} x"
 
 
+def train_table(name: str) -> str:
+    """Cost and accuracy of every objective: means over seeds, worst and best where they differ."""
+    result = read_result(name)
+    rows = result["rows"]
+    steps = sorted({row["sparsity"] for row in rows if row["sparsity"]})
+    head = " | ".join(f"s = {s:g}" for s in steps)
+    lines = [
+        f"| objective | seeds | generated tokens | trained tokens | CPU seconds | {head} |",
+        "|---|---|---|---|---|" + "---|" * len(steps),
+    ]
+    for variant in dict.fromkeys(row["objective"] for row in rows if row["sparsity"]):
+        own = [row for row in rows if row["objective"] == variant]
+        seeds = {row["seed"]: row for row in own}
+        cost = [
+            _mean([row[key] for row in seeds.values()])
+            for key in ("generated_tokens", "trained_tokens", "cpu_seconds")
+        ]
+        cells = [_range([row["accuracy"] for row in own if row["sparsity"] == s]) for s in steps]
+        numbers = " | ".join(f"{number:,.0f}" for number in cost)
+        lines.append(f"| `{variant}` | {len(seeds)} | {numbers} | {' | '.join(cells)} |")
+    full = [row for row in rows if not row["sparsity"]]
+    known = f"Full cache {full[0]['accuracy']:.3f}; " if full else ""
+    note = f"{known}n = {rows[0]['n']}; `{result['command']}`; intervals in `results/{name}`."
+    return "\n".join([*lines, "", note])
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _range(values: list[float]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:.3f}" if low == high else f"{_mean(values):.3f} ({low:.3f} to {high:.3f})"
+
+
 TABLES = {
-    "quickstart": quickstart_table,
-    "peers": peers_table,
-    "peers_real": lambda: peers_table("study_smollm2.json"),
-    "decode": decode_table,
-    "serve": serve_table,
+    "README.md": {
+        "quickstart": quickstart_table,
+        "peers": peers_table,
+        "peers_real": lambda: peers_table("study_smollm2.json"),
+        "decode": decode_table,
+        "serve": serve_table,
+    },
+    "docs/training.md": {},
 }
 
 
-def readme() -> str:
-    """README.md with its tables made anew."""
-    text = (ROOT / "README.md").read_text("utf-8")
-    for name, make in TABLES.items():
+def filled(page: str) -> str:
+    """A page with its tables made anew."""
+    text = (ROOT / page).read_text("utf-8")
+    for name, make in TABLES[page].items():
         start, end = f"<!-- results:{name} -->", f"<!-- /results:{name} -->"
         before, _, rest = text.partition(start)
         _, _, after = rest.partition(end)
@@ -184,7 +223,7 @@ def readme() -> str:
 
 def main() -> int:
     """Writes or checks every page; returns the exit status."""
-    pages = {ROOT / "docs" / "cli.md": cli_page(), ROOT / "README.md": readme()}
+    pages = {ROOT / page: filled(page) for page in TABLES} | {ROOT / "docs/cli.md": cli_page()}
     stale = [path for path, text in pages.items() if not _is(path, text)]
     if "--check" in sys.argv:
         for path in stale:

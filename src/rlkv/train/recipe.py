@@ -50,11 +50,19 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
             parsed = tomllib.loads(f"{name} = {value}")
         except tomllib.TOMLDecodeError:
             try:
-                parsed = tomllib.loads(f"{name} = '''{value}'''")
+                parsed = tomllib.loads(f"{name} = {_loose(value)}")
             except tomllib.TOMLDecodeError as error:
                 raise ConfigError(f"setting {setting!r} cannot be read ({error})") from error
         merged = merge(merged, parsed)
     return merged
+
+
+def _loose(value: str) -> str:
+    """What is no TOML value: a number without its leading zero, or bare words."""
+    try:
+        return repr(float(value))
+    except ValueError:
+        return f"'''{value}'''"
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,6 +50,7 @@ def test_command_line_settings_are_toml_or_words():
         "penalty": {"kind": "fixed"},
         "rollout": {"top_p": 0.9},
     }
+    assert parse_settings(["penalty.beta=.1"]) == {"penalty": {"beta": 0.1}}
     assert merge({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}}) == {"a": {"b": 3, "c": 2}}
     with pytest.raises(ConfigError, match="NAME=VALUE"):
         parse_settings(["steps"])
