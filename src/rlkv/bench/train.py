@@ -9,7 +9,7 @@ the paper's ablations do.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from rlkv.bench.train_report import TrainRow
 from rlkv.core.budget import Budget
+from rlkv.core.files import append_jsonl, mend_jsonl, read_jsonl
 from rlkv.core.head_profile import HeadProfile
 from rlkv.errors import ConfigError
 from rlkv.evaluate.metrics import Estimate, bootstrap_interval, wilson_interval
@@ -148,7 +149,7 @@ class TrainBenchmark:
         self._problems: list[Problem] = load_problems(
             loaded, task, bench.examples, seed=0, split="test"
         )
-        self._measured: dict[bytes, Estimate] = {}
+        self._measured = _Measured(output, self._conditions())
         self._learned: dict[TrainConfig, TrainResult] = {}
         self.curves: dict[tuple[str, int], list[dict[str, Any]]] = {}
 
@@ -230,8 +231,9 @@ class TrainBenchmark:
 
     def _accuracy(self, full: np.ndarray) -> Estimate:
         """Accuracy with just these heads full; measured once per set of heads."""
-        key = full.tobytes()
-        if key not in self._measured:
+        heads = "".join("1" if kept else "0" for kept in full.reshape(-1))
+        found = self._measured.get(heads)
+        if found is None:
             spec = self.loaded.spec
             compressed = 1.0 - float(full.mean())
             method = "rlkv" if full.any() else "streaming_llm"
@@ -246,8 +248,44 @@ class TrainBenchmark:
                 sink=self.bench.sink,
                 recent=self.bench.recent,
             )
-            self._measured[key] = _interval(rewards)
-        return self._measured[key]
+            found = self._measured.put(heads, _interval(rewards))
+        return found
+
+    def _conditions(self) -> dict[str, Any]:
+        """What an accuracy depends on, besides the heads."""
+        bench, spec = self.bench, self.loaded.spec
+        return {
+            "model": spec.model_id,
+            "dtype": str(self.loaded.model.dtype),
+            "task": self.task.name,
+            "n": len(self._problems),
+            "sink": bench.sink,
+            "recent": bench.recent,
+        }
+
+
+class _Measured:
+    """Accuracies by set of full heads, kept in the output folder as soon as they are known."""
+
+    def __init__(self, folder: Path | None, conditions: Mapping[str, Any]) -> None:
+        self._path = folder / "accuracies.jsonl" if folder else None
+        self._conditions = conditions
+        self._found: dict[str, Estimate] = {}
+        if self._path is not None and self._path.is_file():
+            mend_jsonl(self._path)
+            for row in read_jsonl(self._path):
+                if row["conditions"] == conditions:
+                    self._found[row["heads"]] = Estimate(**row["accuracy"])
+
+    def get(self, heads: str) -> Estimate | None:
+        return self._found.get(heads)
+
+    def put(self, heads: str, accuracy: Estimate) -> Estimate:
+        self._found[heads] = accuracy
+        if self._path is not None:
+            row = {"heads": heads, "accuracy": asdict(accuracy), "conditions": self._conditions}
+            append_jsonl(self._path, row)
+        return accuracy
 
 
 def _interval(rewards: Sequence[float]) -> Estimate:

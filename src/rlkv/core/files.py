@@ -133,6 +133,25 @@ def read_jsonl(path: str | Path) -> Iterator[dict[str, Any]]:
             yield row
 
 
+def mend_jsonl(path: Path) -> None:
+    """Removes a last line that a kill cut short; a file that is whole or missing is left alone.
+
+    Raises:
+        OutputError: The file cannot be repaired.
+    """
+    if not path.is_file():
+        return
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        try:
+            os.truncate(path, whole)
+        except OSError as error:
+            raise OutputError(
+                f"cannot repair {path}: {error.strerror}; choose another output folder"
+            ) from error
+
+
 def append_jsonl(path: str | Path, row: Mapping[str, object]) -> None:
     """Adds one line and flushes it to disk, so that a kill loses at most the line being written.
 

@@ -6,14 +6,13 @@ are the output contract of ``rlkv eval``: their fields and their order do not ch
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from rlkv.core.files import read_jsonl
-from rlkv.errors import DataError, OutputError
+from rlkv.core.files import mend_jsonl, read_jsonl
+from rlkv.errors import DataError
 from rlkv.verifiers.base import Reason
 
 FinishReason = Literal["stop", "length", "forced", "failed"]
@@ -139,15 +138,7 @@ def recover_records(path: str | Path) -> list[Record]:
     file = Path(path)
     if not file.is_file():
         return []
-    raw = file.read_bytes()
-    whole = raw.rfind(b"\n") + 1
-    if whole < len(raw):
-        try:
-            os.truncate(file, whole)
-        except OSError as error:
-            raise OutputError(
-                f"cannot repair {file}: {error.strerror}; choose another output folder"
-            ) from error
+    mend_jsonl(file)
     return read_records(file)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rlkv.core.files import append_jsonl, read_jsonl, to_json, write_atomic
+from rlkv.core.files import append_jsonl, mend_jsonl, read_jsonl, to_json, write_atomic
 from rlkv.train.checkpoint import Progress
 from rlkv.train.steps import StepGradient
 from rlkv.train.unit import Alpha
@@ -29,9 +29,7 @@ class MetricsFile:
         if self.path is None:
             return
         if self.path.is_file() and steps:
-            content = self.path.read_bytes()
-            whole = content[: content.rfind(b"\n") + 1]  # a kill may have cut the last line
-            write_atomic(self.path, whole)
+            mend_jsonl(self.path)
             self.rows = [row for row in read_jsonl(self.path) if row["step"] <= steps]
         write_atomic(self.path, "".join(to_json(row, indent=None) for row in self.rows))
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlkv.core.engine import Completion, SamplingParams
-from rlkv.core.files import append_jsonl, read_jsonl, write_atomic
+from rlkv.core.files import append_jsonl, mend_jsonl, read_jsonl, write_atomic
 from rlkv.errors import DataError
 from rlkv.hf.attach import compress
 from rlkv.hf.engine import HFEngine
@@ -196,7 +196,7 @@ def _stored_batches(path: Path, header: dict[str, object]) -> list[list[_Answer]
     if not path.is_file():
         write_atomic(path, json.dumps(header) + "\n")
         return []
-    _drop_half_line(path)
+    mend_jsonl(path)
     rows = list(read_jsonl(path))
     if not rows or rows[0] != header:
         raise DataError(
@@ -207,13 +207,6 @@ def _stored_batches(path: Path, header: dict[str, object]) -> list[list[_Answer]
         [_Answer(row["key"], tuple(row["token_ids"]), row["reward"]) for row in line["batch"]]
         for line in rows[1:]
     ]
-
-
-def _drop_half_line(path: Path) -> None:
-    """Removes a last line that was cut by an interruption."""
-    content = path.read_bytes()
-    if content and not content.endswith(b"\n"):
-        write_atomic(path, content[: content.rfind(b"\n") + 1])
 
 
 def _require_same(path: Path | None, chunk: Sequence[Problem], batch: Sequence[_Answer]) -> None:

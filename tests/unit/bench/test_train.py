@@ -86,6 +86,25 @@ def test_resumed_bench_prints_the_same_rows(tmp_path):
     assert [len(before.curves["default", seed]) for seed in (0, 1)] == [5, 5]
 
 
+def test_measured_accuracies_outlive_a_kill(tmp_path, monkeypatch):
+    first, _ = run(BENCH, tmp_path)
+    kept = tmp_path / "accuracies.jsonl"
+    lines = kept.read_bytes().splitlines(keepends=True)
+    kept.write_bytes(b"".join(lines[:-1]) + lines[-1][:20])  # killed while writing the last one
+    asked = []
+
+    def counted(*arguments, **settings):
+        asked.append(settings["sparsity"])
+        return method_rewards(*arguments, **settings)
+
+    monkeypatch.setattr("rlkv.bench.train.method_rewards", counted)
+    assert run(BENCH, tmp_path)[0] == first
+    assert len(asked) == 1
+    other = replace(BENCH, examples=5, variants=("full",))
+    assert run(other, tmp_path)[0][0]["n"] == 5
+    assert len(asked) == 2
+
+
 def test_equal_runs_of_two_studies_happen_once(tmp_path):
     bench = replace(
         BENCH,
@@ -94,7 +113,7 @@ def test_equal_runs_of_two_studies_happen_once(tmp_path):
         seeds=(0,),
     )
     rows, _ = run(bench, tmp_path, ToyTask())
-    assert {path.name for path in tmp_path.iterdir()} == {
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {
         "adaptive-beta=0.03-0",
         "advantage=batch-0",
     }
