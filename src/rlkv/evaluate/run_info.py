@@ -59,7 +59,7 @@ def run_info(device: str = "cpu") -> RunInfo:
         name = f"{device} ({torch.cuda.get_device_name(device)})"
     return RunInfo(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        command=_command(),
         git_hash=git_hash(),
         versions={"python": platform.python_version(), **_versions()},
         device=name,
@@ -67,6 +67,12 @@ def run_info(device: str = "cpu") -> RunInfo:
         threads=torch.get_num_threads(),
         system=f"{platform.system()} {platform.machine()}",
     )
+
+
+def _command() -> str:
+    """The command line as one would type it; ``python -m rlkv`` is ``rlkv``."""
+    name = Path(sys.argv[0]).name
+    return shlex.join(["rlkv" if name == "__main__.py" else name, *sys.argv[1:]])
 
 
 def git_hash() -> str:

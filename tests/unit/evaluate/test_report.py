@@ -204,6 +204,13 @@ def test_folder_without_results_says_so(tmp_path):
         report_from_folder(tmp_path / "missing")
 
 
+def test_run_info_tells_the_command_as_one_would_type_it(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/somewhere/rlkv/__main__.py", "eval", "--n", "3", "a b"])
+    assert run_info().command == "rlkv eval --n 3 'a b'"
+    monkeypatch.setattr("sys.argv", ["/usr/bin/pytest", "-q"])
+    assert run_info().command == "pytest -q"
+
+
 def test_run_info_names_versions_and_place():
     found = run_info()
     assert found.versions["torch"]
