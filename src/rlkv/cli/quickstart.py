@@ -35,7 +35,7 @@ class Quickstart:
     """Shares of KV heads to compress, each in [0, 1)."""
     n: int = 500
     """Unseen problems for every accuracy."""
-    steps: int = 12
+    steps: int = 20
     """On-policy steps after the warm start."""
     seed: int = 0
     """Seed of learning, of the problems and of the random heads."""

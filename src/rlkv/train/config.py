@@ -35,7 +35,7 @@ class RolloutConfig:
     """Completion limit in tokens; None takes the task's."""
     prompts_per_unit: int = 24
     """Prompts in one unit of work, the piece that is handed to a worker."""
-    redraws: int = 1
+    redraws: int = 0
     """Times that further prompts are drawn in a step while too few groups carry a signal."""
     live_share: float = 0.1
     """Share of ``prompts_per_step`` groups with differing rewards under which prompts are redrawn;
@@ -102,7 +102,7 @@ class LossConfig:
 class PenaltyConfig:
     """The L1 pressure on gates: beta · c(mean reward) · mean|alpha|."""
 
-    beta: float = 0.03
+    beta: float = 0.1
     """Strength; the paper's 1e-3 belongs to its 185 steps on 256 heads."""
     tau: float = 0.5
     """Mean reward up to which there is no pressure."""
@@ -138,8 +138,9 @@ class OptimizerConfig:
 class WarmStartConfig:
     """The dense phase: KL(full ‖ gated) + l1 · mean alpha on the model's own correct rollouts."""
 
-    steps: int = 40
-    """Optimizer steps; a gate needs 30 from ``init`` to 0 at the default learning rate."""
+    steps: int = 12
+    """Optimizer steps; a gate needs 30 from ``init`` to 0 at the default learning rate. Few of them
+    leave the order of the needed heads to the rewards of the on-policy phase."""
     solutions: int = 128
     """Correct full-cache completions to learn from; forced tasks use as many gold ones."""
     rows: int = 12
@@ -218,7 +219,7 @@ class TrainConfig:
     objective: Objective = "default"
     """``default``: warm start, then GRPO; ``paper``: GRPO alone; ``warm``: warm start alone;
     ``ablation``: leave-one-head-out."""
-    steps: int = 10
+    steps: int = 20
     """GRPO steps."""
     seed: int = 0
     """Decides problems, draws and order."""

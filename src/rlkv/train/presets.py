@@ -17,6 +17,7 @@ from rlkv.train.config import (
     PenaltyConfig,
     RolloutConfig,
     TrainConfig,
+    WarmStartConfig,
 )
 
 PAPER_STRATA = DistillConfig(
@@ -29,6 +30,8 @@ def preset(model: str, task: str, objective: Objective = "default") -> TrainConf
     """The settings that an objective starts from."""
     if objective == "paper":
         return paper(model, task)
+    if objective == "warm":  # no on-policy phase follows: gates travel all the way
+        return TrainConfig(model, task, objective, warm=WarmStartConfig(steps=40))
     return TrainConfig(model, task, objective)
 
 

@@ -79,7 +79,12 @@ def test_reward_ablation_scores_every_head():
 
 def test_grpo_keeps_gates_at_one_without_penalty_and_signal():
     config = replace(
-        CONFIG, objective="paper", steps=2, penalty=PenaltyConfig(beta=0.0), task="toy"
+        CONFIG,
+        objective="paper",
+        steps=2,
+        penalty=PenaltyConfig(beta=0.0),
+        rollout=replace(CONFIG.rollout, redraws=1),
+        task="toy",
     )
 
     class Never(ToyTask):
