@@ -36,6 +36,13 @@ def test_paper_preset_is_the_paper():
     assert config.rollout.redraws == 0
 
 
+def test_the_warm_start_is_short_only_where_rewards_follow():
+    alone, followed = preset("m", "t", "warm"), preset("m", "t", "default")
+    # a gate travels learning_rate a step: all the way from 0.9 alone, about a third before GRPO
+    assert alone.warm.steps * alone.warm.learning_rate > alone.warm.init
+    assert followed.warm.steps * followed.warm.learning_rate < 0.5 * followed.warm.init
+
+
 def test_settings_come_on_top_of_the_objective_s_preset():
     config = build_config({**BASE, "objective": "paper", "penalty": {"beta": 1}, "steps": 3})
     assert config.penalty.beta == 1.0
