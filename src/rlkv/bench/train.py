@@ -36,13 +36,13 @@ from rlkv.train.watch import NO_WATCH, Watch
 
 _ON_POLICY = {
     "objective": "paper",
-    "steps": 60,
+    "steps": 45,
     "optimizer": {"learning_rate": 2e-2, "weight_decay": 0.0},
     "penalty": {"beta": 0.03},
     "distill": {"enabled": False},
-    "rollout": {"prompts_per_step": 16, "prompts_per_unit": 16, "problems": 1000},
+    "rollout": {"prompts_per_step": 12, "prompts_per_unit": 12, "problems": 500},
 }
-"""GRPO alone at a rate at which a gate can cross [0, 1] in 50 steps: a third of the paper's."""
+"""GRPO alone at a rate at which a gate can nearly cross [0, 1]: a tenth of the paper's rollouts."""
 
 STUDIES: dict[str, dict[str, dict[str, Any]]] = {
     "objectives": {
@@ -55,7 +55,7 @@ STUDIES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "penalty": {
         f"{kind} beta={beta}": merge(_ON_POLICY, {"penalty": {"kind": kind, "beta": beta}})
-        for beta in (0.03, 0.1, 0.3)
+        for beta in (0.03, 0.3)
         for kind in ("adaptive", "fixed")
     },
     "advantage": {
