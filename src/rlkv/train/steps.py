@@ -19,7 +19,7 @@ from rlkv.train.config import TrainConfig
 from rlkv.train.penalty import penalty_weight
 from rlkv.train.problems import Problem, SeededStream
 from rlkv.train.rollout import Group
-from rlkv.train.unit import Alpha, GradientSum, Solution, UnitResult
+from rlkv.train.unit import Alpha, GradientSum, Solution, TokenLogProbs, UnitResult
 
 T = TypeVar("T")
 
@@ -160,8 +160,8 @@ def update_step(
     batch: Batch,
     alpha: Alpha,
     config: TrainConfig,
-    old_log_probs: list[tuple[tuple[float, ...], ...]] | None,
-) -> tuple[StepGradient, list[tuple[tuple[float, ...], ...]]]:
+    old_log_probs: list[tuple[TokenLogProbs, ...]] | None,
+) -> tuple[StepGradient, list[tuple[TokenLogProbs, ...]]]:
     """The gradient of one update on ``batch``; also the log-probabilities that later ones need."""
     keep = old_log_probs is None and config.loss.updates > 1
     calls = []

@@ -181,6 +181,32 @@ def test_second_update_uses_the_first_one_s_probabilities(worker, problems, alph
     assert again.generated_tokens == 0
 
 
+def test_later_updates_keep_the_distribution_that_tokens_were_drawn_from(loaded, problems, alpha):
+    # top-k cuts a third of the words; after an update others are among them, but the tokens at hand
+    # were drawn before it: every weight is old policy over old sampling distribution
+    config = replace(
+        CONFIG,
+        rollout=replace(CONFIG.rollout, top_k=64),
+        loss=replace(CONFIG.loss, decoupled=True, updates=2),
+    )
+    worker = Worker(loaded, ToyTask(), config)
+    rollouts = [r for group in worker.sample(problems[:2], alpha, 1) for r in group]
+    advantages = [1.0, -1.0] * (len(rollouts) // 2)
+    old = worker.policy_gradient(rollouts, advantages, alpha, None, True).log_probs
+    moved = np.clip(alpha + 0.3 * np.sign(0.5 - alpha), 0.0, 1.0).astype(np.float32)
+    found = worker.policy_gradient(rollouts, advantages, moved, old)
+    plain = Worker(loaded, ToyTask(), replace(config, loss=replace(config.loss, decoupled=False)))
+    now = plain.policy_gradient(rollouts, advantages, moved, None, True).log_probs
+    wanted = 0.0
+    for advantage, before, after in zip(advantages, old, now, strict=True):
+        policy, drawn, new = map(np.array, (before.policy, before.sampling, after.policy))
+        assert (policy < drawn).all()  # the cut mass went to the tokens that stayed
+        ratio = np.exp(new - policy)
+        losses = np.maximum(-advantage * ratio, -advantage * ratio.clip(0.6, 1.4))
+        wanted += float((np.exp(policy - drawn) * losses).sum())
+    assert found.loss == pytest.approx(wanted, rel=1e-5)
+
+
 def test_solution_positions_are_what_is_scored(loaded):
     problems = load_problems(loaded, ForcedToyTask(), 2, seed=0)
     solution = gold_solutions(problems, 1).solutions[0]
