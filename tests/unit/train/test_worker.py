@@ -89,6 +89,23 @@ def test_step_is_the_sum_of_its_units(worker, problems, alpha):
     assert np.allclose(step.gradient, wanted + weight, atol=1e-12)
 
 
+@pytest.mark.parametrize("advantage", ["group", "batch"])
+def test_a_problem_that_comes_twice_in_a_step_is_drawn_afresh(
+    worker, problems, alpha, monkeypatch, advantage
+):
+    drawn = []
+    sample = worker.sample
+    monkeypatch.setattr(worker, "sample", lambda *a: drawn.extend(g := sample(*a)) or g)
+    stream = SeededStream(problems[:3], "0")  # half as many as a step takes
+    config = replace(CONFIG, loss=replace(CONFIG.loss, advantage=advantage))
+    step = policy_step if advantage == "group" else sampled_groups
+    step(LocalBackend(worker), stream, alpha, config, drawn=0, seed=5)
+    first, again = ({g[0].tokens[:20]: g for g in part} for part in (drawn[:3], drawn[3:]))
+    assert first.keys() == again.keys()
+    for start, group in first.items():
+        assert [r.targets for r in group] != [r.targets for r in again[start]]
+
+
 def test_groups_without_a_signal_cost_no_backward(worker, problems, alpha):
     rollouts = [r for group in worker.sample(problems[:2], alpha, 1) for r in group]
     found = worker.policy_gradient(rollouts, [0.0] * len(rollouts), alpha)
