@@ -69,6 +69,12 @@ class Worker:
                 f"rollout.engine is {wanted} but the engine passed is {found}; pass one exactly "
                 "where another engine than hf writes the rollouts, as `rlkv train` does"
             )
+        reward = self.config.rollout.reward
+        if self.task.mode == "forced" and reward != "task":
+            raise ConfigError(
+                f"rollout.reward is {reward}, but task {self.task.name} compares with gold spans; "
+                "use reward 'task', or a task whose completions are generated"
+            )
         loss = self.config.loss
         self.scorer = TeacherForcing(
             self.loaded, head_chunk=loss.head_chunk, checkpointing=loss.gradient_checkpointing

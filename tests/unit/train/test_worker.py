@@ -248,6 +248,12 @@ def test_the_full_model_can_judge_in_place_of_a_verifier(loaded, problems, alpha
         assert len(set(rewards)) > 4  # a probability, different for each completion
 
 
+def test_forced_tasks_refuse_rewards_that_they_would_ignore(loaded):
+    config = replace(CONFIG, rollout=replace(CONFIG.rollout, reward="likelihood"))
+    with pytest.raises(ConfigError, match="likelihood, but task forced_toy"):
+        Worker(loaded, ForcedToyTask(), config)
+
+
 def test_a_stream_gives_every_item_once_an_epoch_whatever_was_taken_before():
     stream = SeededStream(list("abcde"), "s")
     first, second = stream.take(0, 5), stream.take(5, 5)
