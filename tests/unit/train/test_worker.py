@@ -13,8 +13,8 @@ from rlkv.gates import Gates
 from rlkv.hf.attach import attach_gates
 from rlkv.hf.engine import HFEngine
 from rlkv.train.backends.local import LocalBackend
-from rlkv.train.config import LossConfig, RolloutConfig, TrainConfig
-from rlkv.train.problems import SeededStream, load_problems
+from rlkv.train.config import DistillConfig, LossConfig, MonitorConfig, RolloutConfig, TrainConfig
+from rlkv.train.problems import SeededStream, load_problems, training_problems
 from rlkv.train.self_distillation import gold_solutions
 from rlkv.train.steps import batch_of, policy_step, sampled_groups, update_step
 from rlkv.train.unit import Solution
@@ -246,6 +246,15 @@ def test_the_full_model_can_judge_in_place_of_a_verifier(loaded, problems, alpha
         assert set(rewards) <= {0.0, 1.0}
     else:
         assert len(set(rewards)) > 4  # a probability, different for each completion
+
+
+@pytest.mark.parametrize(("enabled", "candidates", "tried"), [(0, 5, 12), (1, 0, 12), (1, 5, 5)])
+def test_as_many_problems_are_tried_as_the_settings_say(loaded, enabled, candidates, tried):
+    distill = DistillConfig(enabled=bool(enabled), candidates=candidates)
+    config = replace(CONFIG, distill=distill, monitor=MonitorConfig(problems=4))
+    held_out, found = training_problems(loaded, ToyTask(), config)
+    assert len(found) + len(held_out) == tried + 4
+    assert len(held_out) == min(4, (tried + 4) // 4)
 
 
 def test_forced_tasks_refuse_rewards_that_they_would_ignore(loaded):
