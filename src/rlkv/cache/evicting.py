@@ -6,10 +6,10 @@ class stores, frees and masks. What a row keeps follows from that row alone: its
 real tokens, and slots that a shorter row may not use are masked.
 
 A layer starts whole: up to ``plan.whole_until`` tokens it is an ordinary cache without positions
-or scores. The first longer pass turns it into slots. A pass over several tokens sees the slots and
-all of its own tokens, and is cut to the budget afterwards. In a padded batch whose longest row has
-just become slots, a slightly shorter one that is still whole sets the number of slots for both, for
-the few steps until it becomes slots too.
+and, where the budget counts them, without scores. The first longer pass turns it into slots. A pass
+over several tokens sees the slots and all of its own tokens, and is cut to the budget afterwards.
+In a padded batch whose longest row has just become slots, a slightly shorter one that is still
+whole sets the number of slots for both, for the few steps until it becomes slots too.
 """
 
 from __future__ import annotations
@@ -109,6 +109,8 @@ class EvictingLayer(CacheLayer):
                 first = self.keys is None
                 self.keys = joined.keys.clone() if first else joined.keys
                 self.values = joined.values.clone() if first else joined.values
+                if self.plan.scores_from_start:
+                    self.scores = joined.scores
             else:
                 if self.keeps_order and self.counts:
                     joined = _in_order(joined)
@@ -269,6 +271,8 @@ class EvictingLayer(CacheLayer):
 
     def _forget_short_rows(self, lengths: list[int]) -> None:
         """A row still whole holds no scores: it must go on as it would alone."""
+        if self.plan.scores_from_start:
+            return
         if self.scores is not None and min(lengths) <= self.plan.whole_until:
             short = self._column([n <= self.plan.whole_until for n in lengths])
             self.scores.masked_fill_(short, 0.0)
@@ -308,6 +312,8 @@ class EvictingLayer(CacheLayer):
         if self.keys is not None and self.values is not None:
             self.keys = self.keys[:, :, :columns].clone()
             self.values = self.values[:, :, :columns].clone()
+        if self.scores is not None:
+            self.scores = self.scores[:, :, :columns].clone()
         self.seen = columns
 
     def reset(self) -> None:

@@ -25,8 +25,9 @@ _GROWTH_SHARE = 512
 class SlotPlan:
     """Token slots of one layer as a function of a row's length alone.
 
-    Up to :attr:`whole_until` tokens nothing is evicted and nothing but keys and values is held:
-    there the head split is the full cache too, and any score would be one byte too many.
+    Up to :attr:`whole_until` tokens nothing is evicted. In the mode ``"equal"`` nothing but keys
+    and values is held there: the head split is the full cache too, and any score would be one byte
+    too many.
 
     Example:
         >>> spec = ModelSpec("m", "", num_layers=2, num_kv_heads=4, num_query_heads=8, head_dim=64)
@@ -65,6 +66,11 @@ class SlotPlan:
         while length > self._authors_slots(length) - 1:
             length -= 1
         return max(1, length)
+
+    @property
+    def scores_from_start(self) -> bool:
+        """Whether scores are held before anything is evicted: not where their bytes count."""
+        return self.mode != "equal"
 
     def slots(self, length: int) -> int:
         """Slots that may be allocated per KV head for a row of ``length`` tokens."""

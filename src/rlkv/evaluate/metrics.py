@@ -138,7 +138,10 @@ def _newcombe(a: Sequence[float], b: Sequence[float]) -> Estimate:
     only_a, only_b = sum(a) - both, sum(b) - both
     neither = n - both - only_a - only_b
     product = sum(a) * (n - sum(a)) * sum(b) * (n - sum(b))
-    phi = (both * neither - only_a * only_b) / math.sqrt(product) if product else 0.0
+    agreement = both * neither - only_a * only_b
+    # method 10 takes n / 2 off a positive one: few pairs must not claim much correlation
+    agreement = max(0.0, agreement - n / 2) if agreement > 0 else agreement
+    phi = agreement / math.sqrt(product) if product else 0.0
     below, above = first.value - first.low, second.high - second.value
     drop = math.sqrt(max(0.0, below**2 - 2 * phi * below * above + above**2))
     below, above = second.value - second.low, first.high - first.value

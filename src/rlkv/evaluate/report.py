@@ -157,7 +157,7 @@ def difference_sections(cells: Sequence[CellData]) -> list[Section]:
         for ours in cells
         if ours.row.method == RANKED_BY and ours.records
         for theirs in cells
-        if _is_comparable(ours.row, theirs.row) and theirs.records
+        if _is_comparable(ours.row, theirs.row) and _share_examples(ours, theirs)
     ]
     if not rows:
         return []
@@ -174,9 +174,14 @@ def _is_comparable(ours: Row, theirs: Row) -> bool:
     """Whether another method ran the same task on the same model with the same budget."""
     same = (theirs.model, theirs.task) == (ours.model, ours.task)
     same_window = (theirs.sink, theirs.recent) == (ours.sink, ours.recent)
-    same_budget = theirs.sparsity == ours.sparsity and same_window
-    fixed = theirs.sparsity in (0.0, 1.0)
-    return same and theirs.method != RANKED_BY and (fixed or same_budget)
+    # a full cache has no window; where every head is local, the window is all of the budget
+    same_budget = same_window and theirs.sparsity in (ours.sparsity, 1.0)
+    return same and theirs.method != RANKED_BY and (theirs.sparsity == 0.0 or same_budget)
+
+
+def _share_examples(ours: CellData, theirs: CellData) -> bool:
+    """Whether some example is in both: runs of two seeds may lie in one folder."""
+    return not {r.id for r in ours.records}.isdisjoint(r.id for r in theirs.records)
 
 
 def _difference(ours: CellData, theirs: CellData) -> tuple[str | float, ...]:

@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
 from rlkv.core.files import read_jsonl
@@ -22,6 +23,8 @@ from rlkv.tasks.base import Task
 COMPLETION_FIELDS = ("completion", "generated_text", "pred", "text", "response", "output")
 ANSWER_FIELDS = ("answer", "answers", "gold", "test_list", "test")
 ID_FIELDS = ("id", "question_id", "unique_id", "task_id")
+
+_MADE_EXAMPLES = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,10 @@ def _score(
 
 
 def _answers(task: Task) -> dict[str, str]:
-    return {example.id: example.answer for example in task.examples()}
+    """Answers by id: of all examples, but of a task that makes its own without end of the first."""
+    makes_its_own = task.dataset is None and task.data is None
+    examples = islice(task.examples(), _MADE_EXAMPLES if makes_its_own else None)
+    return {example.id: example.answer for example in examples}
 
 
 def _first(line: Mapping[str, object], names: Iterable[str]) -> object:

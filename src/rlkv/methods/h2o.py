@@ -4,8 +4,9 @@ Every token carries the attention it has received from all later queries, summed
 heads of its KV head. Prompts are summed in blocks of queries; nothing grows with their square.
 
 Deviations: positions stay absolute (the authors' rotate by cache slot). The budget is the head
-split's bytes, scores included, unless ``budget_mode`` says otherwise. Attention paid while a row
-is still within sink + recent counts only where one pass goes beyond it: no score is held there.
+split's bytes, scores included, unless ``budget_mode`` says otherwise. Under that budget attention
+paid while a row is still within sink + recent counts only where one pass goes beyond it: no score
+is held there.
 """
 
 from __future__ import annotations

@@ -36,13 +36,15 @@ class RolloutConfig:
     prompts_per_unit: int = 24
     """Prompts in one unit of work, the piece that is handed to a worker."""
     redraws: int = 0
-    """Times that further prompts are drawn in a step while too few groups carry a signal."""
+    """Times that further prompts are drawn in a step while too few groups carry a signal; never
+    with ``loss.advantage = "batch"`` or several ``loss.updates``."""
     live_share: float = 0.1
     """Share of ``prompts_per_step`` groups with differing rewards under which prompts are redrawn;
     0 never redraws."""
     reward: Literal["task", "agreement", "likelihood"] = "task"
     """``task``: the verifier's; for tasks without a checkable answer, ``agreement`` with the full
-    model's greedy answer, or ``likelihood`` of the completion under the full model."""
+    model's greedy answer, or ``likelihood`` of the completion under the full model. Forced tasks
+    have gold answers: ``task`` only."""
     problems: int = 2000
     """Training problems to draw prompts from."""
     decode_rows: int = 96

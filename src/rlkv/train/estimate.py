@@ -235,7 +235,13 @@ def _next_change(
     if not config.loss.gradient_checkpointing:
         return "loss", "gradient_checkpointing", True
     rows = config.loss.micro_rows
-    return ("loss", "micro_rows", rows // 2) if rows > 1 else None
+    if rows > 1:
+        return "loss", "micro_rows", rows // 2
+    # vLLM's pool is there while the model trains; a given size does not follow decode_rows
+    rollout = config.rollout
+    if rollout.engine == "vllm" and rollout.kv_bytes is None and rollout.decode_rows > 1:
+        return "rollout", "decode_rows", rollout.decode_rows // 2
+    return None
 
 
 def _work(

@@ -6,8 +6,6 @@ normalises advantages and takes mean reward within groups, the code over the bat
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from rlkv.train.config import (
     DistillConfig,
     LossConfig,
@@ -19,11 +17,6 @@ from rlkv.train.config import (
     TrainConfig,
     WarmStartConfig,
 )
-
-PAPER_STRATA = DistillConfig(
-    enabled=True, candidates=40_000, edges=(2048, 4096, 6144, 8192), quotas=(600, 600, 1000, 800)
-)
-"""3,000 problems by response length in tokens: 0-2k, 2-4k, 4-6k, 6-8k."""
 
 
 def preset(model: str, task: str, objective: Objective = "default") -> TrainConfig:
@@ -57,13 +50,4 @@ def paper(model: str, task: str) -> TrainConfig:
         optimizer=OptimizerConfig(learning_rate=1e-2, weight_decay=0.017, max_grad_norm=1.0),
         distill=DistillConfig(enabled=True),
         monitor=MonitorConfig(every=0),
-    )
-
-
-def authors(config: TrainConfig) -> TrainConfig:
-    """``config`` with what the authors' code does: batch-wide advantages, decoupled loss."""
-    return replace(
-        config,
-        loss=replace(config.loss, advantage="batch", decoupled=True, max_weight=5.0),
-        penalty=replace(config.penalty, scope="batch"),
     )

@@ -82,7 +82,7 @@ def training_problems(
     """Held-out problems of the train split for the monitor, and the ones to train on."""
     wanted = config.monitor.problems if config.monitor.every else 0
     pool = config.distill.candidates if config.distill.enabled else 0
-    limit = max(config.rollout.problems, pool) + wanted
+    limit = (pool or config.rollout.problems) + wanted
     found = load_problems(loaded, task, limit, seed=config.seed)
     held = min(wanted, len(found) // 4)  # a small split keeps most for training
     return found[:held], found[held:]

@@ -6,8 +6,9 @@ order, so that the sum has the same bits whoever worked.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -19,7 +20,7 @@ from rlkv.train.config import TrainConfig
 from rlkv.train.penalty import penalty_weight
 from rlkv.train.problems import Problem, SeededStream
 from rlkv.train.rollout import Group
-from rlkv.train.unit import Alpha, GradientSum, Solution, UnitResult
+from rlkv.train.unit import Alpha, GradientSum, Solution, TokenLogProbs, UnitResult
 
 T = TypeVar("T")
 
@@ -60,6 +61,20 @@ def chunks(items: Sequence[T], size: int) -> list[list[T]]:
     return [list(items[start : start + size]) for start in range(0, len(items), size)]
 
 
+def _told_apart(problems: Sequence[Problem], seen: Counter[str]) -> list[Problem]:
+    """Another key for a problem that comes again within a step: draws follow from the key.
+
+    Args:
+        problems: The next ones.
+        seen: How often each key came before in this step; counted on.
+    """
+    found: list[Problem] = []
+    for problem in problems:
+        times, seen[problem.key] = seen[problem.key], seen[problem.key] + 1
+        found.append(replace(problem, key=f"{problem.key}#{times}") if times else problem)
+    return found
+
+
 def penalty_gradient(alpha: Alpha, weight: float) -> NDArray[np.float64]:
     """Gradient of weight · mean|alpha|: weight / (L·H) on every gate above 0."""
     return weight / alpha.size * np.sign(alpha.astype(np.float64))
@@ -87,9 +102,11 @@ def policy_step(
     rollout = config.rollout
     results: list[UnitResult] = []
     taken = 0
+    seen: Counter[str] = Counter()
     for _ in range(rollout.redraws + 1):
         problems = stream.take(drawn + taken, rollout.prompts_per_step)
         taken += len(problems)
+        problems = _told_apart(problems, seen)
         units = chunks(problems, rollout.prompts_per_unit)
         results.extend(backend.map("unit", [(unit, alpha, seed) for unit in units]))
         # a problem of a forced task makes several groups, so the share is of groups, not prompts
@@ -118,7 +135,7 @@ def sampled_groups(
 ) -> list[list[Group]]:
     """Rollouts alone, unit by unit, for steps whose advantages need the whole batch."""
     problems = stream.take(drawn, config.rollout.prompts_per_step)
-    units = chunks(problems, config.rollout.prompts_per_unit)
+    units = chunks(_told_apart(problems, Counter()), config.rollout.prompts_per_unit)
     return backend.map("sample", [(unit, alpha, seed) for unit in units])
 
 
@@ -160,8 +177,8 @@ def update_step(
     batch: Batch,
     alpha: Alpha,
     config: TrainConfig,
-    old_log_probs: list[tuple[tuple[float, ...], ...]] | None,
-) -> tuple[StepGradient, list[tuple[tuple[float, ...], ...]]]:
+    old_log_probs: list[tuple[TokenLogProbs, ...]] | None,
+) -> tuple[StepGradient, list[tuple[TokenLogProbs, ...]]]:
     """The gradient of one update on ``batch``; also the log-probabilities that later ones need."""
     keep = old_log_probs is None and config.loss.updates > 1
     calls = []

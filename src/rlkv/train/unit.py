@@ -20,6 +20,16 @@ Alpha = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogProbs:
+    """Log-probabilities of one rollout's tokens at the gates that drew them, for later updates."""
+
+    policy: tuple[float, ...] = ()
+    """Under the policy; empty where the rollout took no part."""
+    sampling: tuple[float, ...] = ()
+    """Under the distribution that tokens were drawn from; empty unless ``loss.decoupled``."""
+
+
+@dataclass(frozen=True, slots=True)
 class GradientSum:
     """A sum over tokens, not yet divided by their number."""
 
@@ -33,8 +43,8 @@ class GradientSum:
     """Those of rollouts whose advantage is not 0."""
     trained_tokens: int
     """Tokens that went through a forward and backward pass, prompts included."""
-    log_probs: tuple[tuple[float, ...], ...] = ()
-    """Log-probabilities of each rollout's tokens, where they were asked for."""
+    log_probs: tuple[TokenLogProbs, ...] = ()
+    """Of each rollout's tokens, where they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +62,6 @@ class UnitResult:
     def n(self) -> int:
         """Rollouts."""
         return sum(len(group) for group in self.rewards)
-
-    @property
-    def reward_sum(self) -> float:
-        """Sum of all rewards."""
-        return sum(sum(group) for group in self.rewards)
 
     @property
     def live_groups(self) -> int:

@@ -34,7 +34,14 @@ from rlkv.train.rollout import (
     generated_groups,
 )
 from rlkv.train.self_reward import agreement_groups, likelihood_groups
-from rlkv.train.unit import Alpha, Evaluation, GradientSum, Solution, UnitResult
+from rlkv.train.unit import (
+    Alpha,
+    Evaluation,
+    GradientSum,
+    Solution,
+    TokenLogProbs,
+    UnitResult,
+)
 
 
 @dataclass
@@ -61,6 +68,12 @@ class Worker:
             raise ConfigError(
                 f"rollout.engine is {wanted} but the engine passed is {found}; pass one exactly "
                 "where another engine than hf writes the rollouts, as `rlkv train` does"
+            )
+        reward = self.config.rollout.reward
+        if self.task.mode == "forced" and reward != "task":
+            raise ConfigError(
+                f"rollout.reward is {reward}, but task {self.task.name} compares with gold spans; "
+                "use reward 'task', or a task whose completions are generated"
             )
         loss = self.config.loss
         self.scorer = TeacherForcing(
@@ -114,10 +127,7 @@ class Worker:
         engine = self._engine(session, np.ones(self.loaded.spec.shape, np.float32))
         limit = SamplingParams(self._limit)
         found = engine.generate([problem.prompt for problem in problems], limit)
-        decode = self.loaded.tokenizer.decode
-        texts = [
-            [str(decode(list(r.targets), skip_special_tokens=True)) for r in g] for g in groups
-        ]
+        texts = [[self._text(rollout) for rollout in group] for group in groups]
         return agreement_groups(groups, texts, problems, [one[0] for one in found], self.task)
 
     def _text(self, rollout: Rollout) -> str:
@@ -129,7 +139,7 @@ class Worker:
         rollouts: Sequence[Rollout],
         advantages: Sequence[float],
         alpha: Alpha,
-        old_log_probs: Sequence[Sequence[float]] | None = None,
+        old_log_probs: Sequence[TokenLogProbs] | None = None,
         return_log_probs: bool = False,
     ) -> GradientSum:
         """Gradient sum of the clipped loss; rollouts of advantage 0 cost nothing.
@@ -143,7 +153,7 @@ class Worker:
             return_log_probs: Also return this call's log-probabilities, for later updates.
         """
         loss, trained = 0.0, 0
-        kept: dict[int, tuple[float, ...]] = dict.fromkeys(range(len(rollouts)), ())
+        kept = dict.fromkeys(range(len(rollouts)), TokenLogProbs())
         indices = [i for i, a in enumerate(advantages) if a != 0.0]
         self._set(alpha)
         with self._attached():
@@ -251,8 +261,8 @@ class Worker:
         self,
         batch: Sequence[Rollout],
         advantages: Sequence[float],
-        old: Sequence[Sequence[float]] | None,
-    ) -> tuple[float, list[tuple[float, ...]]]:
+        old: Sequence[TokenLogProbs] | None,
+    ) -> tuple[float, list[TokenLogProbs]]:
         """Adds the batch's gradient; returns its loss and log-probabilities."""
         traces, places = _shared_traces(batch)
         device = self.loaded.model.device
@@ -265,26 +275,39 @@ class Worker:
         per_token = torch.tensor(advantages, dtype=torch.float32).repeat_interleave(
             torch.tensor(lengths)
         )
-        old_flat = (
-            log_probs.detach()
-            if old is None
-            else torch.tensor([x for row in old for x in row], dtype=torch.float32, device=device)
-        )
-        drawn = None
-        if self.config.loss.decoupled:
-            params = sampling_params(self.config, self.task, 0)
-            drawn = self.scorer.sampling_log_probs(hidden.detach(), targets, params)[:, 0]
+        before, drawn = self._at_the_draw(log_probs.detach(), hidden.detach(), targets, old)
         loss = policy_loss(
             log_probs,
-            old_flat,
+            before,
             per_token.to(device),
             clip=self.config.loss.clip,
             sampling_log_probs=drawn,
             max_weight=self.config.loss.max_weight,
         )
         loss.backward()
-        rows = [tuple(part.tolist()) for part in log_probs.detach().split(lengths)]
-        return float(loss.detach()), rows
+        policy = [tuple(part.tolist()) for part in before.split(lengths)]
+        if drawn is None:
+            return float(loss.detach()), [TokenLogProbs(part) for part in policy]
+        sampling = [tuple(part.tolist()) for part in drawn.split(lengths)]
+        return float(loss.detach()), list(map(TokenLogProbs, policy, sampling))
+
+    def _at_the_draw(
+        self,
+        log_probs: Tensor,
+        hidden: Tensor,
+        targets: Tensor,
+        old: Sequence[TokenLogProbs] | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities (tokens,) of policy and, where decoupled, sampling when tokens fell."""
+        decoupled = self.config.loss.decoupled
+        if old is not None:  # the gates have moved since
+            device = log_probs.device
+            drawn = _flat([one.sampling for one in old], device) if decoupled else None
+            return _flat([one.policy for one in old], device), drawn
+        if not decoupled:
+            return log_probs, None
+        params = sampling_params(self.config, self.task, 0)
+        return log_probs, self.scorer.sampling_log_probs(hidden, targets, params)[:, 0]
 
     def _teacher_hidden(self, solution: Solution) -> Tensor:
         """Outputs of the full model, computed alone, so that no batch leaves a trace in them."""
@@ -301,6 +324,10 @@ class Worker:
             self._teacher[solution.key] = hidden
             self._teacher_bytes += size
         return hidden
+
+
+def _flat(rows: Sequence[Sequence[float]], device: torch.device) -> Tensor:
+    return torch.tensor([x for row in rows for x in row], dtype=torch.float32, device=device)
 
 
 def sampling_params(config: TrainConfig, task: Task, seed: int) -> SamplingParams:

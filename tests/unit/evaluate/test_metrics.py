@@ -83,6 +83,17 @@ def test_paired_difference_equals_newcombes_published_example():
     assert found.excludes_zero
 
 
+def test_paired_difference_corrects_a_positive_correlation():
+    # of 21 pairs 1 both, 1 first only, 7 second only, 12 neither: 1·12 - 1·7 is under 21 / 2, so
+    # method 10 counts no correlation and Wilson's distances add in squares
+    ours = {str(i): float(i < 2) for i in range(21)}
+    theirs = {str(i): float(i == 0 or 2 <= i < 9) for i in range(21)}
+    found = paired_difference(ours, theirs)
+    assert found.value == pytest.approx(-6 / 21)
+    assert found.low == pytest.approx(-0.5069, abs=5e-5)
+    assert found.high == pytest.approx(-0.0256, abs=5e-5)
+
+
 def test_equal_results_leave_room_for_chance():
     scores = {str(i): 1.0 for i in range(50)}
     found = paired_difference(scores, scores)

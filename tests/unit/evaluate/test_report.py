@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -134,6 +134,19 @@ def test_another_window_is_another_budget(cells):
     other = cells[3]
     changed = Row(**{**{f.name: getattr(other.row, f.name) for f in fields(Row)}, "recent": 32})
     assert difference_sections([cells[1], CellData(changed, other.records)]) == []
+    local = cell("streaming_llm", 1.0, 7)
+    assert difference_sections([cells[1], local])
+    assert (
+        difference_sections([cells[1], CellData(replace(local.row, recent=32), local.records)])
+        == []
+    )
+
+
+def test_runs_of_other_examples_are_left_out_of_the_differences(cells):
+    full = cell("full", 0.0, 40)
+    others = tuple(replace(record, id=f"seed-1-{record.id}") for record in full.records)
+    assert difference_sections([cells[1], CellData(full.row, others)]) == []
+    assert difference_sections([cells[1], CellData(full.row, others), full])
 
 
 def test_written_files_are_complete(report, tmp_path):

@@ -55,6 +55,16 @@ def test_mmlu_pros_lines_are_read_as_they_are(tmp_path: Path) -> None:
     assert scored == [ScoredExample("7", "E", True, None)]
 
 
+def test_a_task_without_end_is_searched_for_a_while(tmp_path: Path) -> None:
+    task = TASKS.load("chain")(num_variables=4)
+    example = list(task.examples(3))[2]
+    row = {"id": example.id, "completion": f"#{example.answer}"}
+    assert [one.correct for one in score_file(write(tmp_path / "g.jsonl", [row]), task)] == [True]
+    unknown = write(tmp_path / "u.jsonl", [{"id": "chain-4-0", "completion": "#1"}])
+    with pytest.raises(DataError, match="no example"):
+        list(score_file(unknown, task))
+
+
 def test_a_missing_answer_comes_from_the_task(tmp_path: Path) -> None:
     data = write(tmp_path / "d.jsonl", [{"question": "1+1?", "answer": "2"}])
     file = write(tmp_path / "g.jsonl", [{"id": "gsm8k-0", "completion": r"\boxed{2}"}])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -27,7 +29,8 @@ def simulate(sequence, prompt: int, plan: SlotPlan):
             attention = (q[:, t] @ k[seen].T * SCALE).softmax(-1)
             out.append(attention @ v[seen])
             length = t + 1
-            if max(length, prompt) > plan.whole_until:  # before that no score is held
+            # in bytes' worth of the head split no score is held before something is evicted
+            if plan.mode != "equal" or max(length, prompt) > plan.whole_until:
                 score[seen] += attention.sum(0)
             if length < prompt or len(kept) <= plan.after(length):
                 continue
@@ -50,6 +53,46 @@ def test_h2o_equals_the_simulation(prompt, sparsity):
     expected, held = simulate(sequence, prompt, plan)
     assert (found - expected).abs().max() < 1e-5
     assert [held_positions(layer, head=head) for head in range(3)] == held
+
+
+@pytest.mark.parametrize("mode", ["authors", "fixed"])
+@pytest.mark.parametrize("prompt", [1, 30])
+def test_other_budgets_count_attention_from_the_first_token_on(mode, prompt):
+    # whole up to 43 and 40 tokens, which is past the prompt: all attention up to there counts too
+    options = MethodOptions(budget_mode=mode, budget_tokens=40)
+    plan = H2O(SPEC, Budget(0.3, sink=4, recent=8), options=options).plan(1)
+    assert 38 < plan.whole_until < 48
+    sequence = random_sequence(1, 90, seed=prompt)
+    layer = H2OLayer(plan)
+    found = drive(layer, sequence, [prompt] + [1] * (90 - prompt))
+    expected, held = simulate(sequence, prompt, plan)
+    assert (found - expected).abs().max() < 1e-5
+    assert [held_positions(layer, head=head) for head in range(3)] == held
+
+
+@pytest.mark.parametrize("mode", ["authors", "fixed"])
+def test_padded_rows_of_other_budgets_equal_the_rows_alone(mode):
+    options = MethodOptions(budget_mode=mode, budget_tokens=40)
+    plan = H2O(SPEC, Budget(0.3, sink=4, recent=8), options=options).plan(1)
+    padded = replace(random_sequence(2, 80), first_real=torch.tensor([0, 17]))
+    layer = H2OLayer(plan)
+    found = drive(layer, padded, [30] + [1] * 50)
+    for row, start in enumerate([0, 17]):
+        alone = H2OLayer(plan)
+        expected = drive(alone, padded.row(row), [30 - start] + [1] * 50)
+        assert (found[row, :, start:] - expected[0]).abs().max() < 1e-5
+        for head in range(3):
+            assert held_positions(layer, row, head) == held_positions(alone, 0, head)
+
+
+def test_taking_back_tokens_takes_back_their_scores():
+    options = MethodOptions(budget_mode="fixed", budget_tokens=40)
+    layer = H2OLayer(H2O(SPEC, Budget(0.3, sink=4, recent=8), options=options).plan(0))
+    sequence = random_sequence(1, 20)
+    drive(layer, sequence, [20])
+    layer.crop(12)
+    assert layer.scores is not None
+    assert layer.scores.shape[2] == 12
 
 
 def test_half_of_what_is_kept_is_recent():

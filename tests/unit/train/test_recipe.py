@@ -143,6 +143,13 @@ def test_the_gentlest_settings_that_fit_are_found(monkeypatch):
     # one row with checkpointing needs less than 16 rows do: halved until it fits
     small = settings_that_fit(config, task, Device(memory_bytes=20 * 2**30))
     assert small["loss.micro_rows"] < 16
+    # vLLM's weights and pool stay while the model trains: there fewer rows help as well
+    settings = {"rollout": {"engine": "vllm", "decode_rows": 24}}
+    beside = build_config({"model": config.model, "task": config.task, **settings})
+    tight = settings_that_fit(beside, task, Device(memory_bytes=48 * 2**30))
+    assert tight is not None
+    assert tight["loss.micro_rows"] == 1
+    assert tight["rollout.decode_rows"] < 24
 
 
 def test_the_head_and_the_last_layer_are_never_held_together():

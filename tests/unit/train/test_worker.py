@@ -13,8 +13,8 @@ from rlkv.gates import Gates
 from rlkv.hf.attach import attach_gates
 from rlkv.hf.engine import HFEngine
 from rlkv.train.backends.local import LocalBackend
-from rlkv.train.config import LossConfig, RolloutConfig, TrainConfig
-from rlkv.train.problems import SeededStream, load_problems
+from rlkv.train.config import DistillConfig, LossConfig, MonitorConfig, RolloutConfig, TrainConfig
+from rlkv.train.problems import SeededStream, load_problems, training_problems
 from rlkv.train.self_distillation import gold_solutions
 from rlkv.train.steps import batch_of, policy_step, sampled_groups, update_step
 from rlkv.train.unit import Solution
@@ -87,6 +87,23 @@ def test_step_is_the_sum_of_its_units(worker, problems, alpha):
     wanted = sum(unit.gradient.gradient for unit in units) / tokens
     weight = step.penalty / alpha.size
     assert np.allclose(step.gradient, wanted + weight, atol=1e-12)
+
+
+@pytest.mark.parametrize("advantage", ["group", "batch"])
+def test_a_problem_that_comes_twice_in_a_step_is_drawn_afresh(
+    worker, problems, alpha, monkeypatch, advantage
+):
+    drawn = []
+    sample = worker.sample
+    monkeypatch.setattr(worker, "sample", lambda *a: drawn.extend(g := sample(*a)) or g)
+    stream = SeededStream(problems[:3], "0")  # half as many as a step takes
+    config = replace(CONFIG, loss=replace(CONFIG.loss, advantage=advantage))
+    step = policy_step if advantage == "group" else sampled_groups
+    step(LocalBackend(worker), stream, alpha, config, drawn=0, seed=5)
+    first, again = ({g[0].tokens[:20]: g for g in part} for part in (drawn[:3], drawn[3:]))
+    assert first.keys() == again.keys()
+    for start, group in first.items():
+        assert [r.targets for r in group] != [r.targets for r in again[start]]
 
 
 def test_groups_without_a_signal_cost_no_backward(worker, problems, alpha):
@@ -181,6 +198,32 @@ def test_second_update_uses_the_first_one_s_probabilities(worker, problems, alph
     assert again.generated_tokens == 0
 
 
+def test_later_updates_keep_the_distribution_that_tokens_were_drawn_from(loaded, problems, alpha):
+    # top-k cuts a third of the words; after an update others are among them, but the tokens at hand
+    # were drawn before it: every weight is old policy over old sampling distribution
+    config = replace(
+        CONFIG,
+        rollout=replace(CONFIG.rollout, top_k=64),
+        loss=replace(CONFIG.loss, decoupled=True, updates=2),
+    )
+    worker = Worker(loaded, ToyTask(), config)
+    rollouts = [r for group in worker.sample(problems[:2], alpha, 1) for r in group]
+    advantages = [1.0, -1.0] * (len(rollouts) // 2)
+    old = worker.policy_gradient(rollouts, advantages, alpha, None, True).log_probs
+    moved = np.clip(alpha + 0.3 * np.sign(0.5 - alpha), 0.0, 1.0).astype(np.float32)
+    found = worker.policy_gradient(rollouts, advantages, moved, old)
+    plain = Worker(loaded, ToyTask(), replace(config, loss=replace(config.loss, decoupled=False)))
+    now = plain.policy_gradient(rollouts, advantages, moved, None, True).log_probs
+    wanted = 0.0
+    for advantage, before, after in zip(advantages, old, now, strict=True):
+        policy, drawn, new = map(np.array, (before.policy, before.sampling, after.policy))
+        assert (policy < drawn).all()  # the cut mass went to the tokens that stayed
+        ratio = np.exp(new - policy)
+        losses = np.maximum(-advantage * ratio, -advantage * ratio.clip(0.6, 1.4))
+        wanted += float((np.exp(policy - drawn) * losses).sum())
+    assert found.loss == pytest.approx(wanted, rel=1e-5)
+
+
 def test_solution_positions_are_what_is_scored(loaded):
     problems = load_problems(loaded, ForcedToyTask(), 2, seed=0)
     solution = gold_solutions(problems, 1).solutions[0]
@@ -203,6 +246,21 @@ def test_the_full_model_can_judge_in_place_of_a_verifier(loaded, problems, alpha
         assert set(rewards) <= {0.0, 1.0}
     else:
         assert len(set(rewards)) > 4  # a probability, different for each completion
+
+
+@pytest.mark.parametrize(("enabled", "candidates", "tried"), [(0, 5, 12), (1, 0, 12), (1, 5, 5)])
+def test_as_many_problems_are_tried_as_the_settings_say(loaded, enabled, candidates, tried):
+    distill = DistillConfig(enabled=bool(enabled), candidates=candidates)
+    config = replace(CONFIG, distill=distill, monitor=MonitorConfig(problems=4))
+    held_out, found = training_problems(loaded, ToyTask(), config)
+    assert len(found) + len(held_out) == tried + 4
+    assert len(held_out) == min(4, (tried + 4) // 4)
+
+
+def test_forced_tasks_refuse_rewards_that_they_would_ignore(loaded):
+    config = replace(CONFIG, rollout=replace(CONFIG.rollout, reward="likelihood"))
+    with pytest.raises(ConfigError, match="likelihood, but task forced_toy"):
+        Worker(loaded, ForcedToyTask(), config)
 
 
 def test_a_stream_gives_every_item_once_an_epoch_whatever_was_taken_before():
