@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
+from random import Random
 from typing import ClassVar, cast
 
 from rlkv.core.files import read_jsonl
@@ -61,7 +62,11 @@ def text_field(row: Row, *names: str, default: str | None = None) -> str:
 
 
 class PublishedTask(Task):
-    """A task over fixed rows, always in the published order; the seed changes nothing."""
+    """A task over fixed rows: for testing in the published order whatever the seed.
+
+    For training they are shuffled by the seed, since files are sorted by source and a run takes only
+    some of their rows.
+    """
 
     dataset: ClassVar[DatasetRef]
     train_split: ClassVar[str | None] = None
@@ -77,9 +82,12 @@ class PublishedTask(Task):
         self, limit: int | None = None, *, seed: int = 0, split: Split = "test"
     ) -> Iterator[Example]:
         """See :class:`rlkv.tasks.base.Task`; ``split`` is ignored for a local file."""
-        del seed
         found = (self.example(row, number) for number, row in enumerate(self._rows(split)))
         some = (example for example in found if example is not None)
+        if split == "train":
+            drawn = list(some)
+            Random(f"{self.name}/{seed}").shuffle(drawn)
+            some = iter(drawn)
         bounds = [bound for bound in (limit, self.max_examples) if bound is not None]
         yield from islice(some, min(bounds, default=None))
 

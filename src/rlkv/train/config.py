@@ -144,7 +144,8 @@ class WarmStartConfig:
     """Optimizer steps; a gate needs 30 from ``init`` to 0 at the default learning rate. Few of them
     leave the order of the needed heads to the rewards of the on-policy phase."""
     solutions: int = 128
-    """Correct full-cache completions to learn from; forced tasks use as many gold ones."""
+    """Correct full-cache completions to learn from; forced tasks use as many gold ones. With
+    ``distill.enabled`` the warm start learns from all problems that it kept."""
     rows: int = 12
     """Solutions in one step."""
     l1: float = 0.1
