@@ -12,7 +12,7 @@ from rlkv.cli.output import print_rows
 
 if TYPE_CHECKING:
     from rlkv.evaluate.config import EvalConfig
-    from rlkv.evaluate.evaluation import EvalResult
+    from rlkv.evaluate.results import EvalResult
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,15 @@ class Eval:
 
     def run(self) -> int:
         """Evaluates and prints; returns the exit status."""
-        from rlkv.evaluate.evaluation import evaluate
+        from rlkv.evaluate.config import require_present
         from rlkv.evaluate.records import as_rows
 
-        results = evaluate(list(self.configs()), out=self.out, fresh=self.fresh)
+        configs = list(self.configs())
+        require_present(configs)
+
+        from rlkv.evaluate.evaluation import evaluate  # takes seconds: it imports transformers
+
+        results = evaluate(configs, out=self.out, fresh=self.fresh)
         print_rows(as_rows([result.row for result in results]), as_json=self.json)
         warn_of_failures(results)
         return 0

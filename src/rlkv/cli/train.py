@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
+from rlkv.cli.checks import require_at_least
+
 if TYPE_CHECKING:
     from rlkv.core.engine import GatedEngine
     from rlkv.hf.loading import LoadedModel
@@ -69,10 +71,13 @@ class Train:
         """Trains and prints a summary; returns the exit status."""
         from rlkv.core.budget import Budget
         from rlkv.errors import ConfigError
+        from rlkv.hf.sources import resolve_model
         from rlkv.train.rewards import task_of
 
+        require_at_least(1, workers=self.workers)
         config = self._config()
         Budget(config.monitor.sparsity, config.sink, config.recent)
+        resolve_model(config.model)
         task = task_of(config)
         if self.gpus is not None and self.backend != "ray":
             raise ConfigError(
