@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from rlkv.cli.interrupts import on_interrupt
 from rlkv.cli.output import print_rows
 
 if TYPE_CHECKING:
@@ -90,10 +91,15 @@ class Eval:
 
         from rlkv.evaluate.evaluation import evaluate  # takes seconds: it imports transformers
 
-        results = evaluate(configs, out=self.out, fresh=self.fresh)
+        with on_interrupt(self._kept):
+            results = evaluate(configs, out=self.out, fresh=self.fresh)
         print_rows(as_rows([result.row for result in results]), as_json=self.json)
         warn_of_failures(results)
         return 0
+
+    def _kept(self) -> str:
+        again = "the same command without --fresh" if self.fresh else "the same command"
+        return f"finished completions are kept in {self.out}; go on with {again}"
 
     def configs(self) -> Iterator[EvalConfig]:
         """One config for each combination of task, method and sparsity.

@@ -80,8 +80,7 @@ class Generate:
         from rlkv.methods.base import MethodOptions
 
         options = MethodOptions(prefill=self.prefill, any_model=self.any_model)
-        # a wrong or missing profile is refused here, before the weights load
-        METHODS.load(method)(model_spec(self.model), budget, profile, options)
+        METHODS.load(method)(model_spec(self.model), budget, profile, options)  # checks profile
         loaded = load_model(self.model, dtype=self.dtype, device=self.device)
         with compress(
             loaded.model,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import tyro
 
+from rlkv.cli.interrupts import on_interrupt
 from rlkv.cli.output import print_rows
 
 
@@ -46,7 +47,9 @@ class Study:
 
         from rlkv.evaluate.study import run_study  # takes seconds: it imports transformers
 
-        report = run_study(study, out)
+        kept = f"finished completions are kept in {out}; go on with the same command"
+        with on_interrupt(lambda: kept):
+            report = run_study(study, out)
         print_rows(as_rows(report.rows), as_json=self.json, title=study.title)
         print(f"report: {out / 'report.html'}", file=sys.stderr)
         return 0

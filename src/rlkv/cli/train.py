@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import tyro
 
 from rlkv.cli.checks import require_at_least
+from rlkv.cli.interrupts import on_interrupt
 
 if TYPE_CHECKING:
     from rlkv.core.engine import GatedEngine
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from rlkv.tasks.base import Task
     from rlkv.train.config import TrainConfig
     from rlkv.train.trainer import TrainResult
+
+
+_CHECKPOINT = "checkpoint.safetensors"
 
 
 @dataclass(frozen=True)
@@ -93,8 +97,9 @@ class Train:
 
         model_spec(config.model)  # an unsupported model fails here
         next(iter(task.examples(1, split="train")), None)  # unreadable data fails here
-        loaded = load_model(config.model, dtype=config.dtype, device=self.device)  # type: ignore[arg-type]
-        result = self._train(config, loaded, task, output)
+        with on_interrupt(lambda: self._kept(output)):
+            loaded = load_model(config.model, dtype=config.dtype, device=self.device)  # type: ignore[arg-type]
+            result = self._train(config, loaded, task, output)
         if result.metrics:
             from rlkv.core.files import write_atomic
             from rlkv.evaluate.plots import plot_training
@@ -164,7 +169,7 @@ class Train:
         name = Path(config.model).name
         folder = self.output or Path("runs") / f"{name}-{config.task}-{config.objective}"
         require_writable_folder(folder)
-        has_run = (folder / "checkpoint.safetensors").exists()
+        has_run = (folder / _CHECKPOINT).exists()
         if self.resume and not has_run:
             raise CheckpointError(
                 f"{folder} holds no checkpoint to resume from; leave out --resume, or pass the "
@@ -176,6 +181,13 @@ class Train:
                 "another --output"
             )
         return folder
+
+    def _kept(self, output: Path) -> str:
+        """What an interrupt leaves, and how to go on."""
+        if not (output / _CHECKPOINT).exists():
+            return "nothing was learned yet; run the same command again"
+        again = "the same command" if self.resume else "the same command and --resume"
+        return f"the run is kept up to its last checkpoint in {output}; go on with {again}"
 
     def _train(
         self, config: TrainConfig, loaded: LoadedModel, task: Task, output: Path

@@ -232,8 +232,8 @@ def attach_gates(
             everything, spec.group_size, sink=sink, recent=recent, spare_share=_TRAINING_SPARE
         )
 
-    window = {"sink": sink, "recent": recent}
-    with _attached(model, spec, make_layer, "attach_gates", gates=gates, **window) as session:
+    name = "attach_gates"
+    with _attached(model, spec, make_layer, name, gates=gates, sink=sink, recent=recent) as session:
         yield session
 
 
