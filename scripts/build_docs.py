@@ -60,7 +60,14 @@ def cli_page() -> str:
     parts = [
         "# Command line",
         "Made by `scripts/build_docs.py` from each command's `--help`. stdout is data, stderr "
-        "progress; exit status 0 done, 1 failed, 2 wrong usage.",
+        "progress and errors, each one sentence.",
+        "| exit status | meaning |\n|---|---|\n"
+        "| 0 | done |\n"
+        "| 1 | failed: a file is missing, damaged or not writable, or a package, the network or "
+        "memory is missing; of `reproduce`: the accuracies differ |\n"
+        "| 2 | wrong usage: options, names and settings, and what cannot be combined, such as a "
+        "profile and another model |\n"
+        "| 130 | interrupted; stderr says what is kept and how to go on |",
     ]
     for command in COMMANDS:
         parts.append(f"## rlkv {' '.join(command)}\n\n```\n{command_help(command)}\n```")

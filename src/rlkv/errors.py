@@ -2,6 +2,9 @@
 
 Each class also inherits the built-in exception that fits it, so callers may catch either. A message
 says what was found, what was expected and what to do; the command line prints it as one sentence.
+
+Those that no machine and no other file could make right, such as an option out of range or an
+unknown name, end a command with exit status 2, all others with 1 (``rlkv.cli.main``).
 """
 
 from __future__ import annotations
@@ -34,6 +37,10 @@ class UnsupportedModelError(RLKVError, NotImplementedError):
     """The model's attention cannot be split by KV head."""
 
 
+class ModelError(RLKVError, OSError):
+    """A model's files are missing or damaged, or cannot be fetched."""
+
+
 class UnsupportedFeatureError(RLKVError, NotImplementedError):
     """A generation feature cannot be combined with a compressed cache."""
 
@@ -47,7 +54,7 @@ class OutputError(RLKVError, OSError):
 
 
 class MissingExtraError(RLKVError, ImportError):
-    """An optional dependency is not installed."""
+    """An optional dependency is not installed, or not in the version that RLKV works with."""
 
 
 class CheckpointError(RLKVError, ValueError):
@@ -55,7 +62,7 @@ class CheckpointError(RLKVError, ValueError):
 
 
 class DataError(RLKVError, ValueError):
-    """A data file is missing or a row of it cannot be used."""
+    """A file of data or settings is missing or damaged, or a row of it cannot be used."""
 
 
 class SandboxError(RLKVError, RuntimeError):

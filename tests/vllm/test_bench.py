@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rlkv.bench.serve import Arm, ServeRow, ServeWorkload, serve_rows
-from rlkv.errors import ConfigError
+from rlkv.errors import BackendError
 
 pytestmark = pytest.mark.vllm
 pytest.importorskip("aiohttp", reason="needs aiohttp, which comes with vLLM")
@@ -43,5 +43,5 @@ def test_rows_hold_what_the_servers_did():
 def test_a_server_that_dies_is_told_with_its_last_words():
     dies = Arm("stock", 0.0, lambda port: [sys.executable, "-c", "raise SystemExit('no cache')"])
     workload = ServeWorkload(100, 1 << 20)
-    with pytest.raises(ConfigError, match="did not start .* no cache"):
+    with pytest.raises(BackendError, match="did not start .* no cache"):
         list(serve_rows(dies, [], workload))

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 from rlkv.bench.stream import Timeline, run_burst
-from rlkv.errors import ConfigError
+from rlkv.errors import BackendError
 
 Engine = Literal["stock", "rlkv"]
 
@@ -131,7 +131,7 @@ def serve_rows(
         report: Called with a line of text at each server's start and end.
 
     Raises:
-        ConfigError: A server does not start.
+        BackendError: A server does not start.
     """
     measured: list[list[_Measured]] = []
     report("stock: starting")
@@ -282,7 +282,9 @@ def _wait(address: str, process: subprocess.Popen[bytes], log: Path, start_s: fl
         except OSError:
             time.sleep(0.5)
     end = " / ".join(log.read_text("utf-8", "replace").strip().splitlines()[-3:])
-    raise ConfigError(f"a server did not start within {start_s:g} s; its log ends with: {end}")
+    raise BackendError(
+        f"a server did not start within {start_s:g} s; correct what its log ends with: {end}"
+    )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

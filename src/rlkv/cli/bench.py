@@ -10,6 +10,7 @@ from tyro.conf import subcommand
 
 from rlkv.cli.bench_serve import BenchServe
 from rlkv.cli.bench_train import BenchTrain
+from rlkv.cli.checks import require_at_least
 from rlkv.cli.output import Row, print_rows
 
 
@@ -40,14 +41,19 @@ class Decode:
 
     def run(self) -> int:
         """Measures, prints, and returns the exit status."""
-        from rlkv.bench.decode import DecodeGrid, decode_rows
         from rlkv.core.budget import Budget
         from rlkv.core.head_profile import HeadProfile
-        from rlkv.hf.loading import load_model, model_spec
+        from rlkv.hf.sources import resolve_model
 
+        require_at_least(1, context=self.context, batch=self.batch, steps=self.steps)
         for sparsity in self.sparsity:
             Budget(sparsity, self.sink, self.recent)
         profile = None if self.profile is None else HeadProfile.load(self.profile)
+        resolve_model(self.model)
+
+        from rlkv.bench.decode import DecodeGrid, decode_rows
+        from rlkv.hf.loading import load_model, model_spec
+
         if profile is not None:
             profile.require_match(model_spec(self.model))
         grid = DecodeGrid(
@@ -78,12 +84,17 @@ class Memory:
 
     def run(self) -> int:
         """Measures, prints, and returns the exit status."""
-        from rlkv.bench.memory import memory_rows
         from rlkv.core.budget import Budget
-        from rlkv.hf.loading import load_model
+        from rlkv.hf.sources import resolve_model
 
+        require_at_least(1, prompt=self.prompt)
         for sparsity in self.sparsity:
             Budget(sparsity, self.sink, self.recent)
+        resolve_model(self.model)
+
+        from rlkv.bench.memory import memory_rows
+        from rlkv.hf.loading import load_model
+
         loaded = load_model(self.model)
         rows = list(
             memory_rows(loaded, self.sparsity, self.prompt, sink=self.sink, recent=self.recent)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rlkv.cli.checks import require_at_least
 from rlkv.cli.output import print_progress, print_rows
 
 if TYPE_CHECKING:
@@ -45,9 +46,10 @@ class BenchServe:
         from rlkv.bench.serve import Arm, ServeWorkload, serve_rows
         from rlkv.core.budget import Budget
         from rlkv.errors import ConfigError
-        from rlkv.hf.loading import model_config
         from rlkv.serve.plan import parse_size
 
+        require_at_least(1, context=self.context, prompt=self.prompt, requests=self.requests)
+        require_at_least(1, batch=self.batch, rounds=self.rounds)
         if self.prompt >= min(self.context):
             raise ConfigError(
                 f"prompt {self.prompt} leaves nothing to generate in a context of "
@@ -56,6 +58,9 @@ class BenchServe:
         pool = parse_size(self.kv_pool)
         options = [self._options(None, Budget(0.0), pool)]
         options += [self._options(self.profile, Budget(s), pool) for s in self.sparsity]
+
+        from rlkv.hf.loading import model_config
+
         workload = ServeWorkload(
             vocabulary=model_config(self.model).get_text_config().vocab_size,
             kv_pool_bytes=pool,
@@ -76,9 +81,13 @@ class BenchServe:
 
     def _options(self, profile: str | None, budget: object, pool: int) -> ServerOptions:
         """One server's options, checked before the first server starts."""
-        from rlkv.hf.loading import model_config, model_spec
         from rlkv.hf.sources import resolve_model
-        from rlkv.serve.launch import ServerOptions, require_servable
+        from rlkv.serve.launch import (
+            ServerOptions,
+            require_options,
+            require_servable,
+            require_vllm,
+        )
 
         source = resolve_model(self.model)
         options = ServerOptions(
@@ -89,6 +98,11 @@ class BenchServe:
             max_model_len=max(self.context) + 64,
             extra=f"--kv-cache-memory-bytes {pool} {self.vllm_args}",
         )
+        require_options(options)
+        require_vllm()
+
+        from rlkv.hf.loading import model_config, model_spec
+
         config = model_config(self.model)
         require_servable(options, model_spec(self.model), config.architectures or [])
         return options

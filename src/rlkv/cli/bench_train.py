@@ -8,6 +8,7 @@ from typing import Any
 
 import tyro
 
+from rlkv.cli.interrupts import on_interrupt
 from rlkv.cli.output import print_rows
 
 
@@ -48,17 +49,22 @@ class BenchTrain:
 
     def run(self) -> int:
         """Trains, measures, prints, and returns the exit status."""
-        from rlkv.bench.train import TrainBench, TrainBenchmark
-        from rlkv.bench.train_report import TrainRow, write_train_report
         from rlkv.core.files import require_writable_folder
         from rlkv.evaluate.run_info import run_info
-        from rlkv.hf.loading import load_model
+        from rlkv.hf.sources import resolve_model
         from rlkv.registry import TASKS
         from rlkv.train.recipe import build_config, merge, parse_settings
-        from rlkv.train.watch import LiveWatch
 
         recipe, settings = self._recipe(), parse_settings(self.set)
         config = build_config(merge(recipe, settings))
+        resolve_model(config.model)
+        TASKS.require(config.task)
+
+        from rlkv.bench.train import TrainBench, TrainBenchmark
+        from rlkv.bench.train_report import TrainRow, write_train_report
+        from rlkv.hf.loading import load_model
+        from rlkv.train.watch import LiveWatch
+
         bench = TrainBench(
             self.study,
             self.seeds,
@@ -74,14 +80,13 @@ class BenchTrain:
         if self.output:
             require_writable_folder(self.output)
         loaded = load_model(config.model, dtype=config.dtype)  # type: ignore[arg-type]
-        watch = LiveWatch()
-        rows: list[TrainRow] = []
+        watch, rows = LiveWatch(), list[TrainRow]()
         benchmark = TrainBenchmark(loaded, task, bench, output=self.output, watch=watch)
-        for row in benchmark.rows():
-            rows.append(row)
-            watch.message(
-                f"{row['objective']} seed {row['seed']} s={row['sparsity']}: {row['accuracy']:.3f}"
-            )
+        with on_interrupt(self._kept):
+            for row in benchmark.rows():
+                rows.append(row)
+                run = f"{row['objective']} seed {row['seed']}"
+                watch.message(f"{run} s={row['sparsity']}: {row['accuracy']:.3f}")
         if self.output:
             title = f"Learning on {config.model}, {config.task}"
             write_train_report(
@@ -89,6 +94,11 @@ class BenchTrain:
             )
         print_rows(rows, as_json=self.json, title=f"learning on {config.model}, {config.task}")
         return 0
+
+    def _kept(self) -> str:
+        if self.output is None:
+            return "nothing is kept without --output; run the same command again"
+        return f"finished runs are kept in {self.output}; go on with the same command"
 
     def _recipe(self) -> dict[str, Any]:
         """The recipe with the options on top."""

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from rlkv.cli.interrupts import on_interrupt
 from rlkv.cli.output import print_rows
 
 if TYPE_CHECKING:
     from rlkv.evaluate.config import EvalConfig
-    from rlkv.evaluate.evaluation import EvalResult
+    from rlkv.evaluate.results import EvalResult
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,23 @@ class Eval:
 
     def run(self) -> int:
         """Evaluates and prints; returns the exit status."""
-        from rlkv.evaluate.evaluation import evaluate
+        from rlkv.evaluate.config import require_present
         from rlkv.evaluate.records import as_rows
 
-        results = evaluate(list(self.configs()), out=self.out, fresh=self.fresh)
+        configs = list(self.configs())
+        require_present(configs)
+
+        from rlkv.evaluate.evaluation import evaluate  # takes seconds: it imports transformers
+
+        with on_interrupt(self._kept):
+            results = evaluate(configs, out=self.out, fresh=self.fresh)
         print_rows(as_rows([result.row for result in results]), as_json=self.json)
         warn_of_failures(results)
         return 0
+
+    def _kept(self) -> str:
+        again = "the same command without --fresh" if self.fresh else "the same command"
+        return f"finished completions are kept in {self.out}; go on with {again}"
 
     def configs(self) -> Iterator[EvalConfig]:
         """One config for each combination of task, method and sparsity.

@@ -60,6 +60,7 @@ class Generate:
         from rlkv.core.engine import SamplingParams
         from rlkv.core.head_profile import HeadProfile
         from rlkv.errors import ConfigError
+        from rlkv.hf.sources import resolve_model
         from rlkv.registry import METHODS
 
         params = SamplingParams(
@@ -70,15 +71,16 @@ class Generate:
         if not text.strip():
             raise ConfigError("the prompt is empty; pass some text, or - to read it from stdin")
         method = self.method or ("full" if self.profile is None else "rlkv")
-        method_class = METHODS.load(method)
+        METHODS.require(method)
         profile = None if self.profile is None else HeadProfile.load(self.profile)
+        resolve_model(self.model)
 
-        from rlkv.hf.attach import compress
+        from rlkv.hf.attach import compress  # takes seconds: it imports transformers
         from rlkv.hf.loading import load_model, model_spec
         from rlkv.methods.base import MethodOptions
 
         options = MethodOptions(prefill=self.prefill, any_model=self.any_model)
-        method_class(model_spec(self.model), budget, profile, options)  # refused before the load
+        METHODS.load(method)(model_spec(self.model), budget, profile, options)  # checks profile
         loaded = load_model(self.model, dtype=self.dtype, device=self.device)
         with compress(
             loaded.model,

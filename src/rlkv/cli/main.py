@@ -1,6 +1,7 @@
 """``rlkv``: one command a file; this one only dispatches and turns errors into one sentence.
 
-stdout carries data, stderr progress and errors. Exit status: 0 done, 1 failed, 2 wrong usage.
+stdout carries data, stderr progress and errors. Exit status: 0 done; 1 failed, for want of a file,
+a package, memory or a network; 2 wrong usage, that is options, names and settings; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated
 
 import tyro
@@ -29,7 +31,15 @@ from rlkv.cli.score import Score
 from rlkv.cli.serve import Serve
 from rlkv.cli.study import Study
 from rlkv.cli.train import Train
-from rlkv.errors import ConfigError, RLKVError, UnknownNameError
+from rlkv.errors import (
+    ConfigError,
+    ProfileMismatchError,
+    PromptTooLongError,
+    RLKVError,
+    UnknownNameError,
+    UnsupportedFeatureError,
+    UnsupportedModelError,
+)
 
 Command = (
     Annotated[Quickstart, subcommand("quickstart")]
@@ -48,8 +58,21 @@ Command = (
     | Annotated[Fetch, subcommand("fetch")]
 )
 
+_DESCRIPTION = "Learn which KV heads a reasoning model needs, and compress the others."
+
 DONE, FAILED, USAGE = 0, 1, 2
 INTERRUPTED = 130
+"""What a shell reports of a program that SIGINT ended."""
+
+WRONG_USAGE = (
+    ConfigError,
+    UnknownNameError,
+    ProfileMismatchError,
+    UnsupportedModelError,
+    UnsupportedFeatureError,
+    PromptTooLongError,
+)
+"""Errors that no machine and no other content of a file could make right."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,30 +84,81 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        command = tyro.cli(
-            Command,  # type: ignore[arg-type]
-            prog="rlkv",
-            description="Learn which KV heads a reasoning model needs, and compress the others.",
-            args=given or ["--help"],
-            config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
-        )
+        status = _dispatch(given)
+    except SystemExit:  # --help, and options that cannot be parsed
+        _flush_stdout()
+        raise
+    except OSError as error:
+        status = _fail_in_system(error)
+    problem = _flush_stdout()
+    if problem is not None and status == DONE:
+        status = _fail_in_system(problem)
+    return status
+
+
+def _dispatch(given: list[str]) -> int:
+    """Parses and runs; RLKV's own errors and interrupts become one sentence and a status."""
+    try:
+        with _no_color_obeyed():
+            command = tyro.cli(
+                Command,  # type: ignore[arg-type]
+                prog="rlkv",
+                description=_DESCRIPTION,
+                args=given or ["--help"],
+                config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
+            )
         return command.run()
-    except (ConfigError, UnknownNameError) as error:
+    except WRONG_USAGE as error:
         return _fail(error, USAGE)
     except RLKVError as error:
         return _fail(error, FAILED)
-    except KeyboardInterrupt:
-        print("rlkv: interrupted; what was finished is kept", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        advice = str(interrupt) or "run the same command again"
+        print(f"rlkv: interrupted; {advice}", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        # the reader of our output has gone; there is nobody left to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+
+
+@contextmanager
+def _no_color_obeyed() -> Iterator[None]:
+    """Calls the terminal dumb under NO_COLOR, which tyro's help and errors do not look at."""
+    if not os.environ.get("NO_COLOR"):
+        yield
+        return
+    terminal = os.environ.get("TERM")
+    os.environ["TERM"] = "dumb"
+    try:
+        yield
+    finally:
+        if terminal is None:
+            del os.environ["TERM"]
+        else:
+            os.environ["TERM"] = terminal
 
 
 def _fail(error: RLKVError, status: int) -> int:
     print(f"rlkv: {error}", file=sys.stderr)
     return status
+
+
+def _fail_in_system(error: OSError) -> int:
+    """Says what the operating system refused; nothing where the reader of our output has gone."""
+    if not isinstance(error, BrokenPipeError):
+        advice = "check the path, its permissions and the space on the disk"
+        print(f"rlkv: the system refused: {error}; {advice}", file=sys.stderr)
+    return FAILED
+
+
+def _flush_stdout() -> OSError | None:
+    """Delivers what was printed; returns why where that fails."""
+    if sys.stdout is None:  # closed by whoever started us
+        return None
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        # Python tries again at exit, and would complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return error
+    return None
 
 
 def run() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -29,9 +30,12 @@ def print_rows(rows: Sequence[Row], *, as_json: bool, title: str = "") -> None:
         table.add_column(name, justify="right" if _is_number(rows[0][name]) else "left")
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
-    # a pipe has no width of its own: leave cells whole there
-    console = Console()
-    Console(width=None if console.is_terminal else 200).print(table)
+    # rich leaves bold and italics in place under NO_COLOR, which are escape codes as well
+    plain = bool(os.environ.get("NO_COLOR"))
+    console = Console(color_system=None if plain else "auto")
+    if not console.is_terminal:  # a pipe has no width of its own: leave cells whole there
+        console.width = 200
+    console.print(table)
 
 
 def print_progress(line: str) -> None:

@@ -39,21 +39,24 @@ class Plan:
     def run(self) -> int:
         """Computes, prints, and returns the exit status."""
         from rlkv.core.head_profile import HeadProfile
-        from rlkv.errors import ConfigError
-        from rlkv.hf.loading import model_spec
+        from rlkv.hf.sources import resolve_model
         from rlkv.serve.plan import Pool, parse_size, plan_rows
 
-        if self.tensor_parallel < 1 or not 0.0 < self.utilization <= 1.0:
-            raise ConfigError(
-                f"tensor_parallel {self.tensor_parallel} and utilization {self.utilization}: "
-                "expected at least 1 GPU and a share in (0, 1]"
-            )
+        self._require_in_range()
+        context = parse_size(self.context)
+        usable, reserve = self._usable(), parse_size(self.reserve)
+        kv_memory = parse_size(self.kv_memory) if self.kv_memory else None
+        resolve_model(self.model)
         profile = None if self.profile is None else HeadProfile.load(self.profile)
+
+        from rlkv.hf.loading import model_spec  # takes seconds: it imports transformers
+
         spec = model_spec(self.model)
         if profile is not None:
             profile.require_match(spec)
-        kv_memory = parse_size(self.kv_memory) if self.kv_memory else self._kv_memory()
-        pool = Pool(kv_memory, parse_size(self.context), self.tensor_parallel)
+        if kv_memory is None:
+            kv_memory = self._left(usable, reserve)
+        pool = Pool(kv_memory, context, self.tensor_parallel)
         rows: list[Row] = [
             dict(row)
             for row in plan_rows(
@@ -64,19 +67,38 @@ class Plan:
         print_rows(rows, as_json=self.json, title=title)
         return 0
 
-    def _kv_memory(self) -> int:
-        """KV memory of one GPU: what vLLM may use, less weights and reserve."""
+    def _require_in_range(self) -> None:
+        """Refuses numbers that no model and no memory could make right."""
+        from rlkv.core.budget import Budget
         from rlkv.errors import ConfigError
-        from rlkv.hf.size import weight_bytes
+
+        if self.tensor_parallel < 1 or not 0.0 < self.utilization <= 1.0:
+            raise ConfigError(
+                f"tensor_parallel {self.tensor_parallel} and utilization {self.utilization}: "
+                "expected at least 1 GPU and a share in (0, 1]"
+            )
+        if not self.sparsity:
+            raise ConfigError("no sparsity is given, expected at least one, such as --sparsity 0.5")
+        for sparsity in self.sparsity:
+            Budget(sparsity, self.sink, self.recent)
+
+    def _usable(self) -> int:
+        """Bytes of one GPU that vLLM may use."""
         from rlkv.serve.plan import parse_size
 
-        usable = int(parse_size(self.gpu_memory) * self.utilization)
+        return int(parse_size(self.gpu_memory) * self.utilization)
+
+    def _left(self, usable: int, reserve: int) -> int:
+        """KV memory of one GPU: what vLLM may use, less weights and reserve, in bytes."""
+        from rlkv.errors import ConfigError
+        from rlkv.hf.size import weight_bytes
+
         weights = weight_bytes(self.model) // self.tensor_parallel
-        left = usable - weights - parse_size(self.reserve)
+        left = usable - weights - reserve
         if left <= 0:
             raise ConfigError(
-                f"the weights take {weights / 2**30:.1f} GiB a GPU, more than the "
-                f"{usable / 2**30:.1f} GiB that vLLM may use of {self.gpu_memory}; raise "
-                "--gpu-memory or --tensor-parallel"
+                f"the weights take {weights / 2**30:.1f} GiB a GPU and the reserve "
+                f"{reserve / 2**30:.1f} GiB, more than the {usable / 2**30:.1f} GiB that vLLM may "
+                f"use of {self.gpu_memory}; raise --gpu-memory or --tensor-parallel"
             )
         return left

@@ -92,9 +92,13 @@ class Import:
         """Imports and prints the path; returns the exit status."""
         from rlkv.core.files import require_writable
         from rlkv.core.import_scores import import_scores
-        from rlkv.hf.loading import model_spec
+        from rlkv.hf.sources import resolve_model
 
         require_writable(self.out)
+        resolve_model(self.model)
+
+        from rlkv.hf.loading import model_spec
+
         profile = import_scores(self.table, model_spec(self.model), source=self.source)
         profile.save(self.out)
         print(self.out)

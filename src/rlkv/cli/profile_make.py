@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from rlkv.cli.checks import require_at_least
+
 if TYPE_CHECKING:
     from rlkv.core.head_profile import HeadProfile
     from rlkv.hf.loading import LoadedModel
@@ -63,7 +65,17 @@ class Duo:
 
     def run(self) -> int:
         """Learns and prints the path; returns the exit status."""
+        from rlkv.core.budget import Budget
         from rlkv.core.files import require_writable
+        from rlkv.hf.sources import resolve_model
+
+        require_at_least(1, steps=self.steps, length=self.length)
+        require_at_least(1, passkeys=self.passkeys, words_per_key=self.words_per_key)
+        Budget(0.0, self.sink, self.recent)
+        resolve_model(self.model)
+        require_writable(self.out)
+
+        from rlkv.hf.loading import load_model
         from rlkv.train.duo_profile import DuoConfig
 
         config = DuoConfig(
@@ -73,11 +85,7 @@ class Duo:
             sink=self.sink,
             recent=self.recent,
         )
-        require_writable(self.out)
         texts = _texts(self.text, self.task, 64)
-
-        from rlkv.hf.loading import load_model
-
         loaded = load_model(self.model, dtype=self.dtype, device=self.device)
         _save(self._learn(loaded, config, texts), self.out)
         return 0
@@ -142,11 +150,13 @@ class KVzip:
 
     def run(self) -> int:
         """Scores and prints the path; returns the exit status."""
+        from rlkv.core.budget import Budget
         from rlkv.core.files import require_writable
-        from rlkv.errors import ConfigError
+        from rlkv.hf.sources import resolve_model
 
-        if self.texts < 1:
-            raise ConfigError(f"texts is {self.texts}, expected at least 1")
+        require_at_least(1, texts=self.texts, chunk=self.chunk)
+        Budget(0.0, self.sink, self.recent)
+        resolve_model(self.model)
         require_writable(self.out)
         texts = _texts(self.text, self.task, self.texts)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlkv.cli.interrupts import on_interrupt
 from rlkv.cli.output import print_rows
 
 if TYPE_CHECKING:
@@ -47,19 +48,23 @@ class Quickstart:
     def run(self) -> int:
         """Learns, evaluates, reports; returns the exit status."""
         from rlkv.core.files import require_writable_folder
-        from rlkv.evaluate.evaluation import evaluate
         from rlkv.evaluate.records import as_rows
         from rlkv.evaluate.report import build_report, head_map
         from rlkv.evaluate.run_info import run_info
-        from rlkv.hf.loading import load_model
 
         train_config = self._train_config()
         configs = self._eval_configs()  # checked before anything runs
         folder = require_writable_folder(self.output)
+
+        from rlkv.evaluate.evaluation import evaluate
+        from rlkv.hf.loading import load_model
+
         run = run_info()  # at the start: the commit that runs, not one made meanwhile
-        loaded = load_model(MODEL)
-        profile = self._learn(train_config, loaded, folder / "learning")
-        results = evaluate(configs, out=folder / "records", models={MODEL: loaded})
+        kept = f"what was learned and answered is kept in {folder}; go on with the same command"
+        with on_interrupt(lambda: kept):
+            loaded = load_model(MODEL)
+            profile = self._learn(train_config, loaded, folder / "learning")
+            results = evaluate(configs, out=folder / "records", models={MODEL: loaded})
         rows = [result.row for result in results]
         title = "RLKV quickstart: which KV heads does a reasoning model need?"
         heads = [head_map("rlkv", profile)]

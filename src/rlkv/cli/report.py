@@ -24,8 +24,11 @@ class Report:
 
     def run(self) -> int:
         """Writes and prints paths; returns the exit status."""
+        from rlkv.core.files import require_writable_folder
         from rlkv.evaluate.report import report_from_folder
 
+        if self.out is not None:
+            require_writable_folder(self.out)
         report = report_from_folder(self.folder, self.title)
         for path in report.write(self.out or self.folder):
             print(path)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
+
+from rlkv.cli.checks import require_at_least
 
 if TYPE_CHECKING:
     from rlkv.core.budget import Budget
+    from rlkv.core.head_profile import HeadProfile
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,15 @@ class Serve:
         return self._serve_hf() if self.engine == "hf" else self._serve_vllm(budget)
 
     def _serve_vllm(self, budget: Budget) -> int:
-        from rlkv.hf.loading import model_config, model_spec
         from rlkv.hf.sources import resolve_model
-        from rlkv.serve.launch import ServerOptions, require_servable, require_vllm, start_server
+        from rlkv.serve.launch import (
+            ServerOptions,
+            require_options,
+            require_servable,
+            require_vllm,
+            start_server,
+        )
 
-        require_vllm()
         source = resolve_model(self.model)
         options = ServerOptions(
             location=source.location,
@@ -77,34 +85,26 @@ class Serve:
             drain_s=self.drain,
             extra=self.vllm_args,
         )
+        require_options(options)
+        require_vllm()
+
+        from rlkv.hf.loading import model_config, model_spec  # takes seconds: transformers
+
         config = model_config(self.model)
         require_servable(options, model_spec(self.model), config.architectures or [])
         start_server(options)
         return 0
 
     def _serve_hf(self) -> int:
-        from rlkv.core.head_profile import HeadProfile
-        from rlkv.errors import ConfigError, MissingExtraError
+        profile, key = self._checked_for_hf()
+        import uvicorn
+
         from rlkv.hf.attach import compress
         from rlkv.hf.engine import HFEngine
         from rlkv.hf.loading import load_model, model_spec
         from rlkv.methods.base import MethodOptions
-
-        try:
-            import uvicorn
-        except ImportError as error:
-            raise MissingExtraError(
-                "the reference server needs uvicorn; run `pip install 'rlkv[serve]'`"
-            ) from error
         from rlkv.serve.openai_api import ReferenceServer
 
-        if self.profile is None and self.sparsity:
-            raise ConfigError(
-                f"sparsity {self.sparsity} needs a head profile; pass --profile, or --sparsity 0 "
-                "to serve the model uncompressed"
-            )
-        key = self._api_key()
-        profile = None if self.profile is None else HeadProfile.load(self.profile)
         if profile is not None:
             profile.require_match(model_spec(self.model), any_model=self.any_model)
         loaded = load_model(self.model, dtype=self.dtype, device=self.device)
@@ -123,6 +123,23 @@ class Serve:
             uvicorn.run(server.app(), host=self.host, port=self.port, log_level="warning")
             server.stop()
         return 0
+
+    def _checked_for_hf(self) -> tuple[HeadProfile | None, str | None]:
+        """Profile and API key, once everything that needs no model has been checked."""
+        from rlkv.errors import MissingExtraError
+        from rlkv.hf.sources import resolve_model
+        from rlkv.serve.launch import require_port, require_profile
+
+        require_at_least(1, batch_size=self.batch_size)
+        require_port(self.port)
+        key = self._api_key()
+        resolve_model(self.model)
+        profile = require_profile(self.profile, self.sparsity)
+        if find_spec("uvicorn") is None:
+            raise MissingExtraError(
+                "the reference server needs uvicorn; run `pip install 'rlkv[serve]'`"
+            )
+        return profile, key
 
     def _api_key(self) -> str | None:
         from rlkv.errors import ConfigError

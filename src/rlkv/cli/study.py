@@ -8,6 +8,7 @@ from pathlib import Path
 
 import tyro
 
+from rlkv.cli.interrupts import on_interrupt
 from rlkv.cli.output import print_rows
 
 
@@ -31,15 +32,24 @@ class Study:
 
     def run(self) -> int:
         """Runs the study; returns the exit status."""
+        from rlkv.core.files import require_writable_folder
+        from rlkv.evaluate.config import require_present
         from rlkv.evaluate.records import as_rows
-        from rlkv.evaluate.study import run_study
-        from rlkv.evaluate.study_config import load_study
+        from rlkv.evaluate.study_config import load_study, require_usable
 
         study = load_study(self.file)
         if self.n is not None:
             study = study.scaled(self.n)
-        out = self.out or Path("runs") / self.file.stem
-        report = run_study(study, out)
+        require_usable(study)
+        named = [path for by_method in study.profiles.values() for path in by_method.values()]
+        require_present([*study.cells(), *study.window_cells()], named)
+        out = require_writable_folder(self.out or Path("runs") / self.file.stem)
+
+        from rlkv.evaluate.study import run_study  # takes seconds: it imports transformers
+
+        kept = f"finished completions are kept in {out}; go on with the same command"
+        with on_interrupt(lambda: kept):
+            report = run_study(study, out)
         print_rows(as_rows(report.rows), as_json=self.json, title=study.title)
         print(f"report: {out / 'report.html'}", file=sys.stderr)
         return 0

@@ -9,12 +9,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
+from rlkv.cli.checks import require_at_least
+from rlkv.cli.interrupts import on_interrupt
+
 if TYPE_CHECKING:
     from rlkv.core.engine import GatedEngine
     from rlkv.hf.loading import LoadedModel
     from rlkv.tasks.base import Task
     from rlkv.train.config import TrainConfig
     from rlkv.train.trainer import TrainResult
+
+
+_CHECKPOINT = "checkpoint.safetensors"
 
 
 @dataclass(frozen=True)
@@ -69,10 +75,13 @@ class Train:
         """Trains and prints a summary; returns the exit status."""
         from rlkv.core.budget import Budget
         from rlkv.errors import ConfigError
+        from rlkv.hf.sources import resolve_model
         from rlkv.train.rewards import task_of
 
+        require_at_least(1, workers=self.workers)
         config = self._config()
         Budget(config.monitor.sparsity, config.sink, config.recent)
+        resolve_model(config.model)
         task = task_of(config)
         if self.gpus is not None and self.backend != "ray":
             raise ConfigError(
@@ -88,8 +97,9 @@ class Train:
 
         model_spec(config.model)  # an unsupported model fails here
         next(iter(task.examples(1, split="train")), None)  # unreadable data fails here
-        loaded = load_model(config.model, dtype=config.dtype, device=self.device)  # type: ignore[arg-type]
-        result = self._train(config, loaded, task, output)
+        with on_interrupt(lambda: self._kept(output)):
+            loaded = load_model(config.model, dtype=config.dtype, device=self.device)  # type: ignore[arg-type]
+            result = self._train(config, loaded, task, output)
         if result.metrics:
             from rlkv.core.files import write_atomic
             from rlkv.evaluate.plots import plot_training
@@ -159,7 +169,7 @@ class Train:
         name = Path(config.model).name
         folder = self.output or Path("runs") / f"{name}-{config.task}-{config.objective}"
         require_writable_folder(folder)
-        has_run = (folder / "checkpoint.safetensors").exists()
+        has_run = (folder / _CHECKPOINT).exists()
         if self.resume and not has_run:
             raise CheckpointError(
                 f"{folder} holds no checkpoint to resume from; leave out --resume, or pass the "
@@ -171,6 +181,13 @@ class Train:
                 "another --output"
             )
         return folder
+
+    def _kept(self, output: Path) -> str:
+        """What an interrupt leaves, and how to go on."""
+        if not (output / _CHECKPOINT).exists():
+            return "nothing was learned yet; run the same command again"
+        again = "the same command" if self.resume else "the same command and --resume"
+        return f"the run is kept up to its last checkpoint in {output}; go on with {again}"
 
     def _train(
         self, config: TrainConfig, loaded: LoadedModel, task: Task, output: Path

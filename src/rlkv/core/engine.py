@@ -31,13 +31,18 @@ class SamplingParams:
     """Draws depend on (seed, prompt key, sample) alone, never on the batch."""
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1 or self.num_samples < 1:
-            raise ConfigError("max_new_tokens and num_samples must be at least 1")
+        if self.max_new_tokens < 1:
+            raise ConfigError(
+                f"max_new_tokens is {self.max_new_tokens}, expected at least 1; raise it"
+            )
+        if self.num_samples < 1:
+            raise ConfigError(f"samples is {self.num_samples}, expected at least 1; raise it")
         # written so that NaN fails too
         if not 0 <= self.temperature < inf or not 0 < self.top_p <= 1 or self.top_k < 0:
             raise ConfigError(
                 f"temperature {self.temperature}, top_p {self.top_p}, top_k {self.top_k}: expected "
-                "a finite temperature >= 0, top_p in (0, 1], top_k >= 0"
+                "a finite temperature >= 0, top_p in (0, 1], top_k >= 0; the defaults 0, 1 and 0 "
+                "are greedy"
             )
         if self.temperature == 0 and self.num_samples > 1:
             raise ConfigError(

@@ -16,8 +16,7 @@ from rlkv import __version__
 from rlkv.core.budget import Budget
 from rlkv.core.head_profile import HeadProfile
 from rlkv.core.model_spec import ModelSpec
-from rlkv.errors import DataError
-from rlkv.evaluate.config import EvalConfig
+from rlkv.evaluate.config import EvalConfig, require_data
 from rlkv.hf.loading import model_spec
 from rlkv.hf.sources import MODEL_NAMES, ModelSource, resolve_model
 from rlkv.methods.base import MethodOptions
@@ -67,14 +66,15 @@ def prepare(config: EvalConfig, spec: ModelSpec | None = None) -> Cell:
 
     Raises:
         UnknownNameError: The model is unknown.
-        ConfigError: The model cannot be read, or the method lacks a profile.
+        ModelError: The model cannot be read.
+        ConfigError: The method lacks a profile.
         UnsupportedModelError: The model's attention cannot be split.
         ProfileError: The profile cannot be read, or belongs to another model.
         DataError: The task's data file is missing.
     """
     method = METHODS.load(config.method)
-    if config.data is not None and config.data.endswith((".json", ".jsonl")):
-        _require_file(config.data)
+    if config.data is not None:
+        require_data(config.data)
     task: Task = TASKS.load(config.task)(config.data)
     source = None if spec is not None else resolve_model(config.model)
     spec = spec or model_spec(config.model)
@@ -142,11 +142,6 @@ def _file_hash(path: str | None) -> str:
     if path is None or not Path(path).is_file():
         return path or ""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-
-
-def _require_file(path: str) -> None:
-    if not Path(path).is_file():
-        raise DataError(f"data file {path} not found, expected a JSON-lines file; check the path")
 
 
 def _digest(identity: dict[str, object]) -> str:

@@ -6,13 +6,16 @@ shape or the profile's content happen in :mod:`rlkv.evaluate.cell`, still before
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from rlkv.core.budget import Budget
 from rlkv.core.engine import SamplingParams
-from rlkv.core.head_profile import SelectionRule
-from rlkv.errors import ConfigError
+from rlkv.core.head_profile import HeadProfile, SelectionRule
+from rlkv.errors import ConfigError, DataError
+from rlkv.hf.sources import resolve_model
 from rlkv.registry import METHODS, TASKS
 from rlkv.tasks.base import Split
 
@@ -92,12 +95,10 @@ class EvalConfig:
         METHODS.require(self.method)
         TASKS.require(self.task)
         Budget(self.sparsity, self.sink, self.recent)
-        self.sampling(self.max_new_tokens or 1)
+        self.sampling(1 if self.max_new_tokens is None else self.max_new_tokens)
         for name in ("n", "batch_size", "budget_tokens"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, expected at least 1")
-        if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens is {self.max_new_tokens}, expected at least 1")
+                raise ConfigError(f"{name} is {getattr(self, name)}, expected at least 1; raise it")
         _require_choice("prefill", self.prefill, PrefillName)
         _require_choice("budget_mode", self.budget_mode, BudgetMode)
         _require_choice("streaming_recent", self.streaming_recent, StreamingRecent)
@@ -120,3 +121,38 @@ def _require_choice(name: str, value: str, choices: Any) -> None:  # noqa: ANN40
     known = get_args(choices)
     if value not in known:
         raise ConfigError(f"{name} {value!r} is unknown; use {', '.join(map(repr, known))}")
+
+
+def require_present(configs: Iterable[EvalConfig], profiles: Iterable[str] = ()) -> None:
+    """Checks that the models, profiles and data files of ``configs`` are there.
+
+    Quick: imports neither torch nor transformers, and reads each file once.
+
+    Args:
+        configs: What is to be evaluated.
+        profiles: Paths of further profiles that will be read.
+
+    Raises:
+        UnknownNameError: A model is unknown.
+        ModelError: A model's folder is missing.
+        ProfileError: A profile cannot be read.
+        DataError: A data file is missing.
+    """
+    cells = list(configs)
+    for model in dict.fromkeys(cell.model for cell in cells):
+        resolve_model(model)
+    used = [cell.profile for cell in cells if cell.profile is not None]
+    for path in dict.fromkeys([*used, *profiles]):
+        HeadProfile.load(path)
+    for data in dict.fromkeys(cell.data for cell in cells if cell.data is not None):
+        require_data(data)
+
+
+def require_data(data: str) -> None:
+    """Checks that ``data`` exists, where it is the name of a file.
+
+    Raises:
+        DataError: It does not.
+    """
+    if data.endswith((".json", ".jsonl")) and not Path(data).is_file():
+        raise DataError(f"data file {data} not found, expected a JSON-lines file; check the path")

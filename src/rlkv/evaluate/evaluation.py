@@ -8,37 +8,21 @@ what it ran), which ``rlkv reproduce`` can run again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rlkv.core.files import locked_folder, require_writable_folder, to_json, write_atomic
-from rlkv.core.head_profile import HeadProfile
 from rlkv.evaluate.cell import Cell, prepare
 from rlkv.evaluate.config import EvalConfig
 from rlkv.evaluate.metrics import accuracy
 from rlkv.evaluate.progress import EvalProgress
 from rlkv.evaluate.records import Record, Row
+from rlkv.evaluate.results import RESULT_FORMAT, EvalResult, profile_summary
 from rlkv.evaluate.run_info import run_info
 from rlkv.evaluate.runner import RecordStore, run_cell
 from rlkv.hf.loading import LoadedModel, load_model
 from rlkv.tasks.base import Example
-
-RESULT_FORMAT = "rlkv-result/1"
-
-
-@dataclass(frozen=True)
-class EvalResult:
-    """One finished cell."""
-
-    config: EvalConfig
-    """What was asked for."""
-    row: Row
-    """Its figures."""
-    records: tuple[Record, ...]
-    """Its completions, in the order of the examples."""
-    path: Path | None
-    """Result file; None where nothing is stored."""
 
 
 def evaluate(
@@ -146,19 +130,6 @@ def _result(cell: Cell, row: Row, records: Path) -> dict[str, Any]:
         "records": records.name,
         "profile": None if profile is None else profile_summary(profile),
         "run": asdict(run_info(cell.config.device)),
-    }
-
-
-def profile_summary(profile: HeadProfile) -> dict[str, Any]:
-    """What a result says of its profile, scores included, so that a report needs no other file."""
-    return {
-        "model": profile.spec.model_id,
-        "source": profile.source,
-        "sink": profile.sink,
-        "recent": profile.recent,
-        "meta": dict(profile.meta),
-        # nine digits identify a float32 exactly, so that the result can be made again from this
-        "scores": [[float(f"{score:.9g}") for score in row] for row in profile.scores.tolist()],
     }
 
 

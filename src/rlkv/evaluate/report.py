@@ -1,6 +1,6 @@
 """Report: rows, gate maps, analyses and surroundings as Markdown, JSON, PNG and one HTML page.
 
-Built from results alone: nothing here needs a model or an accelerator.
+Built from results alone: nothing here needs a model, an accelerator or torch.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 from rlkv.core.files import to_json, write_atomic
 from rlkv.errors import DataError
-from rlkv.evaluate.evaluation import RESULT_FORMAT, EvalResult, profile_summary
 from rlkv.evaluate.html_report import render_html
 from rlkv.evaluate.metrics import example_means, paired_difference
 from rlkv.evaluate.records import Record, Row, as_rows, read_records
 from rlkv.evaluate.report_files import to_markdown, write_report
+from rlkv.evaluate.results import RESULT_FORMAT, EvalResult, profile_summary
 from rlkv.evaluate.run_info import RunInfo
 from rlkv.evaluate.sections import Chart, Section, section_from_json
 
@@ -239,11 +239,18 @@ def report_from_folder(folder: str | Path, title: str | None = None) -> Report:
             continue
         records = path.with_name(content["records"])
         kept = tuple(read_records(records)) if records.is_file() else ()
-        cells.append(CellData(Row.from_row(content["row"], str(path)), kept))
-        run = RunInfo(**content["run"])
-        if content["profile"]:
-            found = head_map(content["row"]["method"], content["profile"])
-            heads[found.model, found.label, found.scores] = found
+        row = Row.from_row(content["row"], str(path))
+        cells.append(CellData(row, kept))
+        try:
+            run = RunInfo(**content["run"])
+            if content["profile"]:
+                found = head_map(row.method, content["profile"])
+                heads[found.model, found.label, found.scores] = found
+        except (TypeError, ValueError, KeyError) as error:
+            raise DataError(
+                f"{path} has a damaged run or profile ({error}), expected what `rlkv eval` writes; "
+                "remove the file and run the cell again"
+            ) from error
     if not cells:
         raise DataError(f"{target} holds no result of `rlkv eval`; run one with --out {target}")
     cells.sort(key=lambda cell: _place(cell.row))

@@ -13,9 +13,10 @@ import numpy as np
 from rlkv.core.head_profile import HeadProfile
 from rlkv.errors import ConfigError, DataError
 from rlkv.evaluate.config import EvalConfig
-from rlkv.evaluate.evaluation import EvalResult, evaluate
+from rlkv.evaluate.evaluation import evaluate
 from rlkv.evaluate.records import Row
 from rlkv.evaluate.report import read_result
+from rlkv.evaluate.results import EvalResult
 from rlkv.evaluate.run_info import run_info
 from rlkv.hf.loading import LoadedModel, model_spec
 

@@ -23,10 +23,11 @@ from rlkv.evaluate.analyses import (
 )
 from rlkv.evaluate.cell import prepare
 from rlkv.evaluate.config import EvalConfig
-from rlkv.evaluate.evaluation import EvalResult, evaluate
+from rlkv.evaluate.evaluation import evaluate
 from rlkv.evaluate.metrics import accuracy
 from rlkv.evaluate.records import Row
 from rlkv.evaluate.report import CellData, HeadMap, Report, build_report, head_map, write_sections
+from rlkv.evaluate.results import EvalResult
 from rlkv.evaluate.run_info import run_info
 from rlkv.evaluate.sections import Chart, Section
 from rlkv.evaluate.study_config import StudyConfig, require_usable

@@ -156,7 +156,7 @@ def load_study(path: str | Path) -> StudyConfig:
     """The study of a TOML file; paths in it are relative to its folder.
 
     Raises:
-        DataError: The file cannot be read.
+        DataError: The file cannot be read or is not TOML.
         ConfigError: A key is unknown or missing, or a value is of the wrong kind or out of range.
         UnknownNameError: A method or task is unknown.
     """
@@ -166,7 +166,7 @@ def load_study(path: str | Path) -> StudyConfig:
     except OSError as error:
         raise DataError(f"cannot read study {file} ({error.strerror}); check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"study {file} is not TOML ({error}); fix it") from error
+        raise DataError(f"study {file} is not TOML ({error}); fix it") from error
     parts = {
         "sensitivity": _part(Sensitivity, content, "sensitivity", file),
         "windows": _part(Windows, content, "windows", file),

@@ -35,7 +35,7 @@ from rlkv.hf.attention import (
     register,
     set_slot,
 )
-from rlkv.hf.cache_adapter import RLKVCache
+from rlkv.hf.cache_adapter import Origin, RLKVCache
 from rlkv.hf.compat import given_cache, with_cache
 from rlkv.hf.loading import spec_from_config
 from rlkv.hf.support import require_supported
@@ -52,6 +52,7 @@ class Session:
     Attributes:
         spec: Shape of the model's KV cache.
         method: The method in use; None while gates are attached.
+        origin: What caches of this session carry, so that they are not read elsewhere.
     """
 
     def __init__(
@@ -60,8 +61,9 @@ class Session:
         spec: ModelSpec,
         make_layer: Callable[[int], CacheLayer],
         method: CacheMethod | None,
+        origin: Origin,
     ) -> None:
-        self.spec, self.method = spec, method
+        self.spec, self.method, self.origin = spec, method, origin
         self._model, self._make_layer = model, make_layer
         self._last: RLKVCache | None = None
         self._replaced: WeakSet[DynamicCache] = WeakSet()
@@ -77,7 +79,7 @@ class Session:
             layers = list(DynamicCache(config=text).layers)
             for index, row in rows.items():
                 layers[index] = self._make_layer(row)
-        cache = RLKVCache(layers)
+        cache = RLKVCache(layers, self.origin)
         self._last = cache  # the one before is released here, before the new one fills
         return cache
 
@@ -149,7 +151,8 @@ def compress(
         The session, which makes caches and tells their bytes.
 
     Raises:
-        ConfigError: A setting is out of range, or the model is attached already.
+        ConfigError: A setting is out of range, the model is attached already, or its weights are
+            on the meta device.
         UnknownNameError: The method is unknown.
         ProfileError: The profile cannot be read, or belongs to another model.
         UnsupportedModelError: The model's attention cannot be split.
@@ -182,10 +185,10 @@ def attach_method(model: PreTrainedModel, method: CacheMethod) -> Iterator[Sessi
         The session, which makes caches and tells their bytes.
 
     Raises:
-        ConfigError: The model is attached already.
+        ConfigError: The model is attached already, or its weights are on the meta device.
         UnsupportedModelError: The model's attention modules cannot be found.
     """
-    with _attached(model, method.spec, method.make_layer, method=method) as session:
+    with _attached(model, method.spec, method.make_layer, "compress", method=method) as session:
         yield session
 
 
@@ -211,7 +214,8 @@ def attach_gates(
         spec: Shape and id of the model; default: read from its config.
 
     Raises:
-        ConfigError: The gates' shape is not the model's, or the window is empty.
+        ConfigError: The gates' shape is not the model's, the window is empty, or the model's
+            weights are on the meta device.
         UnsupportedModelError: The model's attention cannot be split.
     """
     spec = spec or spec_of(model)
@@ -228,7 +232,8 @@ def attach_gates(
             everything, spec.group_size, sink=sink, recent=recent, spare_share=_TRAINING_SPARE
         )
 
-    with _attached(model, spec, make_layer, gates=gates, sink=sink, recent=recent) as session:
+    name = "attach_gates"
+    with _attached(model, spec, make_layer, name, gates=gates, sink=sink, recent=recent) as session:
         yield session
 
 
@@ -247,10 +252,10 @@ def attach_layers(
         spec: Shape and id of the model; default: read from its config.
 
     Raises:
-        ConfigError: The model is attached already.
+        ConfigError: The model is attached already, or its weights are on the meta device.
         UnsupportedModelError: Its attention cannot be split.
     """
-    with _attached(model, spec or spec_of(model), make_layer) as session:
+    with _attached(model, spec or spec_of(model), make_layer, "attach_layers") as session:
         yield session
 
 
@@ -259,6 +264,7 @@ def _attached(
     model: PreTrainedModel,
     spec: ModelSpec,
     make_layer: Callable[[int], CacheLayer],
+    made_by: str,
     *,
     method: CacheMethod | None = None,
     gates: Gates | None = None,
@@ -270,7 +276,9 @@ def _attached(
         raise ConfigError(
             f"{spec.model_id} is compressed already; leave the other `with` block first"
         )
-    session = Session(model, spec, make_layer, method)
+    _require_weights(model, spec)
+    first = modules[0]
+    session = Session(model, spec, make_layer, method, Origin(made_by, lambda: is_attached(first)))
     register()
     configs = _configs(model)
     before = [config._attn_implementation for config in configs]
@@ -315,6 +323,22 @@ def attention_modules(model: PreTrainedModel, spec: ModelSpec) -> list[nn.Module
     return [found[index] for index in spec.layer_indices]
 
 
+def _require_weights(model: PreTrainedModel, spec: ModelSpec) -> None:
+    """Refuses a model whose weights have a shape and no values.
+
+    Raises:
+        ConfigError: Weights are on the meta device, and no hook of accelerate brings them.
+    """
+    if any(hasattr(module, "_hf_hook") for module in model.modules()):
+        return  # offloaded: their values come with each layer's pass
+    empty = [name for name, weight in model.named_parameters() if weight.is_meta]
+    if empty:
+        raise ConfigError(
+            f"{spec.model_id} has {len(empty)} weights on the meta device, such as {empty[0]}, "
+            "which have no values; load it with from_pretrained or rlkv.load_model"
+        )
+
+
 def _configs(model: PreTrainedModel) -> list[Any]:
     """The configs whose attention implementation the text decoder reads."""
     text = model.config.get_text_config(decoder=True)
@@ -332,7 +356,10 @@ def _cache_hook(model: PreTrainedModel, session: Session) -> Callable[..., Any]:
         use_cache = kwargs.get("use_cache")
         if use_cache is None:
             use_cache = model.config.get_text_config(decoder=True).use_cache
-        if isinstance(given, RLKVCache) or (given is None and not use_cache):
+        if isinstance(given, RLKVCache):
+            given.origin.require_same(session.origin.made_by)
+            return args, kwargs
+        if given is None and not use_cache:
             return args, kwargs
         if given is None:
             return args, with_cache(model, kwargs, session.new_cache())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,40 @@ from rlkv.hf.attention import PendingKV
 from rlkv.hf.compat import columns_after_crop
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The `with` block that a cache was made in."""
+
+    made_by: str
+    """Function that opened the block, such as ``compress``."""
+    is_attached: Callable[[], bool]
+    """Whether RLKV is attached to the block's model now, by this block or another."""
+
+    def require_attached(self) -> None:
+        """Refuses a pass through the model without RLKV, which cannot read the cache.
+
+        Raises:
+            UnsupportedFeatureError: No `with` block is open.
+        """
+        if not self.is_attached():
+            raise UnsupportedFeatureError(
+                f"a cache of rlkv.{self.made_by} was passed outside its `with` block, where the "
+                "model cannot read it; go on inside the block, or start without a cache"
+            )
+
+    def require_same(self, made_by: str) -> None:
+        """Refuses a cache whose layers hold something else than the open block expects.
+
+        Raises:
+            UnsupportedFeatureError: It was made by another function.
+        """
+        if self.made_by != made_by:
+            raise UnsupportedFeatureError(
+                f"a cache of rlkv.{self.made_by} was passed inside rlkv.{made_by}, expected one "
+                "made in this block; start without a cache, or pass session.new_cache()"
+            )
+
+
 class LayerAdapter(CacheLayerMixin):
     """One RLKV cache layer, as transformers wants to see it."""
 
@@ -23,9 +58,9 @@ class LayerAdapter(CacheLayerMixin):
     is_compileable = False
     is_croppable = True
 
-    def __init__(self, layer: CacheLayer) -> None:
+    def __init__(self, layer: CacheLayer, origin: Origin) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer, self.origin = layer, origin
         self.is_initialized = True
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
@@ -34,7 +69,12 @@ class LayerAdapter(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[PendingKV, PendingKV]:  # type: ignore[override]
-        """Passes new keys and values on to the attention function, which knows the padding."""
+        """Passes new keys and values on to the attention function, which knows the padding.
+
+        Raises:
+            UnsupportedFeatureError: RLKV is not attached to the model any more.
+        """
+        self.origin.require_attached()
         pending = PendingKV(self.layer, key_states, value_states)
         return pending, pending
 
@@ -88,11 +128,13 @@ class RLKVCache(Cache):
 
     Args:
         layers: One per model layer: RLKV's, or a stock layer where the model is left alone.
+        origin: The `with` block that makes it.
     """
 
-    def __init__(self, layers: Sequence[CacheLayer | CacheLayerMixin]) -> None:
-        wrapped = [LayerAdapter(x) if isinstance(x, CacheLayer) else x for x in layers]
+    def __init__(self, layers: Sequence[CacheLayer | CacheLayerMixin], origin: Origin) -> None:
+        wrapped = [LayerAdapter(x, origin) if isinstance(x, CacheLayer) else x for x in layers]
         super().__init__(layers=wrapped)
+        self.origin = origin
 
     def rlkv_layers(self) -> list[CacheLayer]:
         """RLKV's own layers, in order."""

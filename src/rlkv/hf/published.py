@@ -17,7 +17,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from rlkv.errors import ConfigError
+from rlkv.errors import ModelError
 from rlkv.hf.loading import model_config
 
 _SHAPES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
@@ -68,12 +68,12 @@ def config_for_planning(name: str) -> tuple[PreTrainedConfig, bool]:
     Where it cannot be read and the paper trained this model, the published shape is returned.
 
     Raises:
-        ConfigError: The config cannot be read and no shape is known.
+        ModelError: The config cannot be read and no shape is known.
         UnknownNameError: ``name`` is no model name.
     """
     try:
         return model_config(name), True
-    except ConfigError:
+    except ModelError:
         if name not in _SHAPES:
             raise
     kind, settings = _SHAPES[name]

@@ -16,7 +16,7 @@ def weight_bytes(name: str, revision: str | None = None) -> int:
         revision: Commit, tag or branch on the hub.
 
     Raises:
-        ConfigError: The config cannot be read.
+        ModelError: The config cannot be read.
     """
     config = model_config(name, revision)
     with torch.device("meta"):

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlkv.errors import ConfigError
+from rlkv.errors import ModelError
 from rlkv.registry import unknown_name
 
 EMBEDDED = "embedded"
@@ -67,7 +67,7 @@ def resolve_model(name: str) -> ModelSource:
 
     Raises:
         UnknownNameError: ``name`` is none of these.
-        ConfigError: The folder is missing or holds no model, or smollm2 was not fetched yet.
+        ModelError: The folder is missing or holds no model, or smollm2 was not fetched yet.
     """
     if name == EMBEDDED:
         folder = Path(__file__).resolve().parents[1] / "embedded"
@@ -79,11 +79,11 @@ def resolve_model(name: str) -> ModelSource:
         advice = "pass a folder written by save_pretrained"
         return _local(name, folder, _folder_model_id(folder.resolve()), advice)
     if folder.exists():
-        raise ConfigError(f"model {name} is a file; pass the folder that holds its config.json")
+        raise ModelError(f"model {name} is a file; pass the folder that holds its config.json")
     if is_hub_id(name):
         return ModelSource(name, name, name, is_local=False)
     if os.sep in name or name.startswith((".", "~")):
-        raise ConfigError(
+        raise ModelError(
             f"model folder {name} not found; check the path, or pass a hub id such as ORG/NAME"
         )
     known = [*MODEL_NAMES, "a local folder", "a hub id ORG/NAME"]
@@ -92,7 +92,7 @@ def resolve_model(name: str) -> ModelSource:
 
 def _local(name: str, folder: Path, model_id: str, advice: str) -> ModelSource:
     if not (folder / "config.json").is_file():
-        raise ConfigError(
+        raise ModelError(
             f"model {name} has no config.json in {folder}, expected a Hugging Face model folder; "
             f"{advice}"
         )

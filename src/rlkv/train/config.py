@@ -59,6 +59,16 @@ class RolloutConfig:
                 "rollout: prompts_per_step, prompts_per_unit, problems and decode_rows must be at "
                 "least 1, group_size at least 2"
             )
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise ConfigError(
+                f"rollout max_new_tokens is {self.max_new_tokens}, expected at least 1; raise it, "
+                "or leave it out for the task's own limit"
+            )
+        if not 0.0 < self.top_p <= 1.0 or self.top_k < 0:
+            raise ConfigError(
+                f"rollout top_p {self.top_p} and top_k {self.top_k}: expected top_p in (0, 1] and "
+                "top_k at least 0; the defaults 1 and 0 keep all tokens"
+            )
         if self.temperature <= 0:
             raise ConfigError(
                 f"rollout temperature {self.temperature} leaves nothing to compare; use above 0"

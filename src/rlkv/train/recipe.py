@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from rlkv.errors import ConfigError
+from rlkv.errors import ConfigError, DataError
 from rlkv.registry import unknown_name
 from rlkv.train.config import TrainConfig
 from rlkv.train.presets import preset
@@ -24,14 +24,14 @@ def read_recipe(path: Path) -> dict[str, Any]:
     """The settings in a TOML file.
 
     Raises:
-        ConfigError: The file is missing or is not TOML.
+        DataError: The file is missing or is not TOML.
     """
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read recipe {path} ({error}); check the path") from error
+        raise DataError(f"cannot read recipe {path} ({error}); check the path") from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"recipe {path} is not TOML ({error}); fix it") from error
+        raise DataError(f"recipe {path} is not TOML ({error}); fix it") from error
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:

@@ -21,20 +21,20 @@ SMALL = (
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "status", "message"),
     [
-        (["--study", "penalties"], "Did you mean penalty"),
-        (["--variants", "defaults"], "Did you mean default"),
-        (["--task", "chian"], "Did you mean chain"),
-        (["--set", "warm.stepz=3"], "warm.steps"),
-        (["--sparsity", "1.5"], "outside [0, 1)"),
-        (["--examples", "0"], "at least one example"),
-        (["nowhere.toml"], "cannot read recipe"),
+        (["--study", "penalties"], 2, "Did you mean penalty"),
+        (["--variants", "defaults"], 2, "Did you mean default"),
+        (["--task", "chian"], 2, "Did you mean chain"),
+        (["--set", "warm.stepz=3"], 2, "warm.steps"),
+        (["--sparsity", "1.5"], 2, "outside [0, 1)"),
+        (["--examples", "0"], 2, "at least one example"),
+        (["nowhere.toml"], 1, "cannot read recipe"),
     ],
 )
-def test_mistakes_are_one_sentence(capsys, monkeypatch, tmp_path, arguments, message):
+def test_mistakes_are_one_sentence(capsys, monkeypatch, tmp_path, arguments, status, message):
     monkeypatch.chdir(tmp_path)
-    assert main(["bench", "train", *arguments]) == 2
+    assert main(["bench", "train", *arguments]) == status
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.count("\n") == 1

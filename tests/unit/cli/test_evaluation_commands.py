@@ -121,7 +121,7 @@ def test_eval_refuses_another_models_profile(capsys, folder, tmp_path):
     status, _, err = evaluated(
         capsys, folder, tmp_path / "out", "--method", "rlkv", "--profile", path
     )
-    assert status == 1
+    assert status == 2
     assert "profile is for other (2x4 kv heads), model tiny has 3x4" in err
 
 
@@ -157,7 +157,7 @@ def test_generate_refuses_an_empty_and_a_long_prompt(capsys, folder):
     status, _, err = run(capsys, "generate", " ", "--model", folder)
     assert (status, "prompt is empty" in err) == (2, True)
     status, _, err = run(capsys, "generate", "w5", "--model", folder, "--max-new-tokens", 9999)
-    assert (status, "may grow by 9999" in err) == (1, True)
+    assert (status, "may grow by 9999" in err) == (2, True)
 
 
 def test_list_names_methods_tasks_and_models(capsys):

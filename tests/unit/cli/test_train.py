@@ -26,7 +26,7 @@ def fails(capsys, *arguments: str) -> tuple[int, str]:
         (["--task", "chain", "--set", "warm.stepz=3"], 2, r"warm.steps"),
         (["--task", "chain", "--set", "penalty.tau=7"], 2, "tau in [0, 1]"),
         (["--task", "chain", "--sparsity", "1.5"], 2, "outside [0, 1)"),
-        (["nowhere.toml"], 2, "cannot read recipe"),
+        (["nowhere.toml"], 1, "cannot read recipe"),
         (["--task", "chain", "--gpus", "2"], 2, "add --backend ray"),
         (["--model", "embedded"], 2, "no task was given"),
     ],

@@ -74,7 +74,7 @@ def test_grid_and_paths_follow_the_file(study_file):
         ("[0.25, 0.5]", "[1.0]", ConfigError, r"outside \[0, 1\)"),
         ("sparsities = [0.25, 0.5]", "sparsities = []", ConfigError, "has no sparsities"),
         ("[profiles.tiny]", "[profiles.other]", ConfigError, "does not run"),
-        ('title = "Tiny"', "title =", ConfigError, "is not TOML"),
+        ('title = "Tiny"', "title =", DataError, "is not TOML"),
         ("windows = [[1, 4], [2, 8]]", "windows = [[1, 0]]", ConfigError, "recent 0"),
         ("draws = 2", 'rankings = ["kvzip"]', ConfigError, "has no profile"),
     ],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkv.errors import ConfigError, DataError, MissingExtraError, OutputError, UnknownNameError
+from rlkv.errors import DataError, MissingExtraError, ModelError, OutputError, UnknownNameError
 from rlkv.hf import fetch as module
 from rlkv.hf.fetch import fetch
 
@@ -116,7 +116,7 @@ def test_a_cache_folder_that_is_a_file_is_refused(monkeypatch, tmp_path):
 
 
 def test_a_hub_model_without_network_is_one_sentence():
-    with pytest.raises(ConfigError, match="cannot fetch no-such-org/No-Model .*local folder"):
+    with pytest.raises(ModelError, match="cannot fetch no-such-org/No-Model .*local folder"):
         fetch("no-such-org/No-Model")
 
 

@@ -114,6 +114,52 @@ def test_other_caches_are_refused(model):
             model(tokens, **holding(model, StaticCache(config=model.config, max_cache_len=64)))
 
 
+def gates_attached(model):
+    return attach_gates(model, Gates.binary(torch.tensor(MASK) > 0.5), **WINDOW)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(compressed, "compress"), (gates_attached, "attach_gates")]
+)
+def test_a_cache_is_refused_outside_its_block(model, make, name):
+    tokens = random_tokens(1, 10)
+    with make(model) as session:
+        cache = session.new_cache()
+        model(tokens, **holding(model, cache))
+    says = rf"cache of rlkv\.{name} was passed outside its `with` block"
+    with pytest.raises(UnsupportedFeatureError, match=says):
+        model(random_tokens(1, 1), **holding(model, cache))
+    more = torch.cat([tokens, random_tokens(1, 3)], 1)
+    with pytest.raises(UnsupportedFeatureError, match=says):
+        model.generate(more, **holding(model, cache), max_new_tokens=2, **OPTIONS)
+    with make(model):  # another block of the same kind reads it
+        after = model(random_tokens(1, 1), **holding(model, cache)).logits
+    assert cache.get_seq_length() == 11
+    assert torch.isfinite(after).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "other", "says"),
+    [
+        (compressed, gates_attached, r"rlkv\.compress was passed inside rlkv\.attach_gates"),
+        (gates_attached, compressed, r"rlkv\.attach_gates was passed inside rlkv\.compress"),
+    ],
+)
+def test_gates_and_methods_do_not_share_a_cache(model, make, other, says):
+    with make(model) as session:
+        cache = session.new_cache()
+        model(random_tokens(1, 10), **holding(model, cache))
+    with other(model), pytest.raises(UnsupportedFeatureError, match=says):
+        model(random_tokens(1, 1), **holding(model, cache))
+
+
+@pytest.mark.parametrize("make", [compressed, gates_attached])
+def test_a_model_without_weights_is_refused(make):
+    empty = tiny_model("qwen3").to("meta")
+    with pytest.raises(ConfigError, match="weights on the meta device"), make(empty):
+        pass
+
+
 @pytest.mark.parametrize(
     ("inputs", "says"),
     [

@@ -13,7 +13,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from rlkv.errors import ConfigError, UnsupportedModelError
+from rlkv.errors import ConfigError, ModelError, UnsupportedModelError
 from rlkv.hf.loading import load_model, model_spec, spec_from_config
 from rlkv.hf.support import require_supported
 
@@ -213,22 +213,22 @@ def test_an_unsupported_model_is_refused_although_its_weights_are_missing(tmp_pa
 
 def test_missing_weights_and_a_broken_config_are_one_sentence(saved):
     (saved / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match="cannot read model .* copy or fetch it again"):
+    with pytest.raises(ModelError, match="cannot read model .* copy or fetch it again"):
         load_model(str(saved))
     (saved / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match="cannot read model"):
+    with pytest.raises(ModelError, match="cannot read model"):
         load_model(str(saved))
 
 
 def test_a_truncated_weight_file_is_one_sentence(saved):
     weights = saved / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
-    with pytest.raises(ConfigError, match="cannot read model"):
+    with pytest.raises(ModelError, match="cannot read model"):
         load_model(str(saved))
 
 
 def test_a_hub_id_without_network_is_one_sentence():
-    with pytest.raises(ConfigError, match="HF_HUB_OFFLINE, or pass a local folder"):
+    with pytest.raises(ModelError, match="HF_HUB_OFFLINE, or pass a local folder"):
         load_model("no-such-org/No-Model")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkv.errors import ConfigError, UnknownNameError
+from rlkv.errors import ModelError, UnknownNameError
 from rlkv.hf.sources import cache_folder, resolve_model
 
 
@@ -33,7 +33,7 @@ def test_smollm2_names_the_converted_folder(monkeypatch, tmp_path):
 
 def test_smollm2_not_fetched_says_how_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setenv("RLKV_CACHE", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"run `rlkv fetch smollm2`"):
+    with pytest.raises(ModelError, match=r"run `rlkv fetch smollm2`"):
         resolve_model("smollm2")
 
 
@@ -56,8 +56,8 @@ def test_a_hub_id_is_not_local():
     ("name", "error", "sentence"),
     [
         ("smolm2", UnknownNameError, "Did you mean smollm2"),
-        ("./nowhere", ConfigError, "folder ./nowhere not found"),
-        ("~/a/b/c", ConfigError, "not found"),
+        ("./nowhere", ModelError, "folder ./nowhere not found"),
+        ("~/a/b/c", ModelError, "not found"),
         ("", UnknownNameError, "unknown model"),
     ],
 )
@@ -67,9 +67,9 @@ def test_a_name_that_is_nothing_is_refused_with_advice(name, error, sentence):
 
 
 def test_a_folder_without_config_and_a_file_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"no config\.json"):
+    with pytest.raises(ModelError, match=r"no config\.json"):
         resolve_model(str(tmp_path))
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"")
-    with pytest.raises(ConfigError, match="is a file"):
+    with pytest.raises(ModelError, match="is a file"):
         resolve_model(str(file))

@@ -14,7 +14,6 @@ from rlkv.errors import (
     ConfigError,
     MissingExtraError,
     ProfileMismatchError,
-    UnsupportedFeatureError,
     UnsupportedModelError,
 )
 from rlkv.serve import launch
@@ -70,7 +69,7 @@ def test_absent_vllm_says_how_to_install_it(options, monkeypatch):
 
 def test_another_vllm_version_is_refused(options, monkeypatch):
     monkeypatch.setattr(launch, "installed_vllm", lambda: "0.33.1")
-    with pytest.raises(UnsupportedFeatureError, match=r"vLLM 0\.33\.1 is installed"):
+    with pytest.raises(MissingExtraError, match=r"vLLM 0\.33\.1 is installed"):
         require_servable(options, SPEC, ARCHITECTURES)
 
 

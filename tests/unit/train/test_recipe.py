@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkv.errors import ConfigError, UnknownNameError
+from rlkv.errors import ConfigError, DataError, UnknownNameError
 from rlkv.registry import TASKS
 from rlkv.train.estimate import (
     Device,
@@ -100,7 +100,7 @@ def test_missing_model_and_broken_file_are_one_sentence(tmp_path):
     with pytest.raises(ConfigError, match="no model was given"):
         build_config({"task": "chain"})
     (tmp_path / "bad.toml").write_text("steps = = 3")
-    with pytest.raises(ConfigError, match="is not TOML"):
+    with pytest.raises(DataError, match="is not TOML"):
         read_recipe(tmp_path / "bad.toml")
 
 
