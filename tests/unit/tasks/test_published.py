@@ -82,6 +82,18 @@ def test_deepscaler_skips_rows_without_an_answer(tmp_path: Path) -> None:
     assert [example.id for example in examples] == ["deepscaler-1"]
 
 
+def test_training_rows_are_shuffled_by_the_seed_and_test_rows_are_not(tmp_path: Path) -> None:
+    rows = [{"problem": f"p{number}", "answer": "2"} for number in range(50)]
+    task = TASKS.load("deepscaler")(write(tmp_path / "d.jsonl", *rows))
+    order = [f"deepscaler-{number}" for number in range(50)]
+    assert [example.id for example in task.examples(seed=3)] == order
+    drawn = {s: [e.id for e in task.examples(seed=s, split="train")] for s in (3, 4)}
+    assert sorted(drawn[3]) == sorted(drawn[4]) == sorted(order)
+    assert drawn[3] != drawn[4] != order
+    few = [example.id for example in task.examples(5, seed=3, split="train")]
+    assert few == drawn[3][:5]  # a limit draws from all rows, not from the first ones
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
