@@ -64,8 +64,8 @@ def text_field(row: Row, *names: str, default: str | None = None) -> str:
 class PublishedTask(Task):
     """A task over fixed rows: for testing in the published order whatever the seed.
 
-    For training they are shuffled by the seed, since files are sorted by source and a run takes only
-    some of their rows.
+    For training they are shuffled by the seed, since files are sorted by source and a run takes
+    only some of their rows.
     """
 
     dataset: ClassVar[DatasetRef]

@@ -31,8 +31,8 @@ def preset(model: str, task: str, objective: Objective = "default") -> TrainConf
 def paper(model: str, task: str) -> TrainConfig:
     """185 steps of 32 prompts x 4 completions at 128 + 256 tokens of window.
 
-    Advantages are within groups, as in the paper; the penalty takes the mean reward of the batch, as
-    in the authors' code (``penalty.scope`` has both).
+    Advantages are within groups, as in the paper; the penalty takes the mean reward of the batch,
+    as in the authors' code (``penalty.scope`` has both).
     """
     return TrainConfig(
         model,
