@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlkv.core.files import write_atomic
 from rlkv.errors import CheckpointError
-from rlkv.train.config import TrainConfig
+from rlkv.train.config import TrainConfig, unused_sections
 
 FILE_NAME = "checkpoint.safetensors"
 _FORMAT = "rlkv-checkpoint/1"
@@ -147,7 +147,15 @@ def restore_optimizer(
 
 
 def _changes(stored: dict[str, Any], given: dict[str, Any]) -> set[str]:
-    """Names of settings that decide otherwise; one that is younger than the run had its default."""
+    """Names of settings that decide otherwise; one that is younger than the run had its default.
+
+    Tables that the objective does not use decide nothing.
+    """
+    unused = unused_sections(given["objective"])
+    stored, given = (
+        {name: settings[name] for name in settings if name not in unused}
+        for settings in (stored, given)
+    )
     defaults = json.loads(json.dumps(asdict(TrainConfig("", ""))))
 
     def is_unset(name: str) -> bool:

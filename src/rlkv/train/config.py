@@ -14,6 +14,14 @@ from rlkv.errors import ConfigError
 Objective = Literal["default", "paper", "warm", "ablation"]
 Scope = Literal["group", "batch"]
 
+PHASES: dict[str, tuple[str, ...]] = {
+    "default": ("warm", "grpo"),
+    "warm": ("warm",),
+    "paper": ("grpo",),
+    "ablation": (),
+}
+"""Phases of each objective, in order."""
+
 
 @dataclass(frozen=True)
 class RolloutConfig:
@@ -268,3 +276,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.steps < 0 or self.checkpoint_every < 1:
             raise ConfigError("steps must be at least 0 and checkpoint_every at least 1")
+
+
+def unused_sections(objective: str) -> set[str]:
+    """Tables of settings that have no part in what an objective learns."""
+    unused = set() if "warm" in PHASES[objective] else {"warm"}
+    return unused if objective == "ablation" else {*unused, "ablation"}

@@ -24,7 +24,7 @@ from rlkv import __version__
 from rlkv.core.engine import GatedEngine
 from rlkv.core.files import locked_folder, require_writable_folder, to_json, write_atomic
 from rlkv.core.head_profile import HeadProfile
-from rlkv.errors import ConfigError
+from rlkv.errors import CheckpointError, ConfigError
 from rlkv.gates import Gates
 from rlkv.hf.loading import LoadedModel
 from rlkv.tasks.base import Task
@@ -33,7 +33,7 @@ from rlkv.train.ablation import leave_one_out
 from rlkv.train.backends.base import Backend
 from rlkv.train.backends.local import LocalBackend
 from rlkv.train.checkpoint import Checkpoint, Progress
-from rlkv.train.config import TrainConfig
+from rlkv.train.config import PHASES, TrainConfig
 from rlkv.train.metrics import MetricsFile, step_row
 from rlkv.train.monitor import collapse_alarm, is_stable, method_rewards
 from rlkv.train.problems import Problem, SeededStream, training_problems
@@ -53,13 +53,6 @@ from rlkv.train.worker import Worker
 PROFILE_NAME = "profile.json"
 CONFIG_NAME = "config.json"
 SOLUTIONS_NAME = "solutions.jsonl"
-
-PHASES: dict[str, tuple[str, ...]] = {
-    "default": ("warm", "grpo"),
-    "warm": ("warm",),
-    "paper": ("grpo",),
-    "ablation": (),
-}
 
 
 @dataclass(frozen=True)
@@ -322,6 +315,8 @@ class Trainer:
     def _open(self, resume: bool) -> None:
         """Takes up a checkpoint, or starts the output folder afresh."""
         if self.output is None:
+            if resume:
+                raise CheckpointError("there is no output folder to resume from; name the run's")
             return
         settings = self._settings()
         if resume:

@@ -24,6 +24,7 @@ from rlkv.train.config import (
     RolloutConfig,
     TrainConfig,
     WarmStartConfig,
+    unused_sections,
 )
 from rlkv.train.trainer import Trainer
 from tests.toy import ToyTask, toy_loaded
@@ -156,6 +157,16 @@ def test_another_run_s_checkpoint_is_refused_by_the_setting_that_differs(undistu
         trainer(folder, changed).run(resume=True)
 
 
+def test_settings_that_the_objective_does_not_use_may_change(undisturbed):
+    folder, result = undisturbed
+    changed = replace(CONFIG, ablation=replace(CONFIG.ablation, problems=3))
+    again = trainer(folder, changed).run(resume=True)
+    assert np.array_equal(again.profile.scores, result.profile.scores)
+    with pytest.raises(CheckpointError, match=r"warm\.steps"):
+        trainer(folder, replace(CONFIG, warm=replace(CONFIG.warm, steps=9))).run(resume=True)
+    assert unused_sections("paper") == {"warm", "ablation"}
+
+
 def test_a_folder_with_a_run_is_not_overwritten(undisturbed):
     with pytest.raises(ConfigError, match="--resume"):
         trainer(undisturbed[0]).run()
@@ -164,6 +175,8 @@ def test_a_folder_with_a_run_is_not_overwritten(undisturbed):
 def test_resuming_nothing_says_so(tmp_path):
     with pytest.raises(CheckpointError, match="no checkpoint"):
         trainer(tmp_path).run(resume=True)
+    with pytest.raises(CheckpointError, match="no output folder"):
+        trainer(None).run(resume=True)
 
 
 def test_damaged_checkpoint_is_one_sentence(tmp_path, undisturbed):
