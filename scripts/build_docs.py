@@ -213,7 +213,7 @@ TABLES = {
         "decode": decode_table,
         "serve": serve_table,
     },
-    "docs/training.md": {},
+    "docs/training.md": {"train": lambda: train_table("bench_train.json")},
 }
 
 
