@@ -258,6 +258,7 @@ class TrainBenchmark:
             "model": spec.model_id,
             "dtype": str(self.loaded.model.dtype),
             "task": self.task.name,
+            "data": self.task.data,
             "n": len(self._problems),
             "sink": bench.sink,
             "recent": bench.recent,

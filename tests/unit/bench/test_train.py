@@ -103,6 +103,8 @@ def test_measured_accuracies_outlive_a_kill(tmp_path, monkeypatch):
     other = replace(BENCH, examples=5, variants=("full",))
     assert run(other, tmp_path)[0][0]["n"] == 5
     assert len(asked) == 2
+    run(other, tmp_path, ForcedToyTask("other.jsonl"))  # the same heads on other problems
+    assert len(asked) == 3
 
 
 def test_equal_runs_of_two_studies_happen_once(tmp_path):
