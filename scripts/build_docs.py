@@ -172,8 +172,12 @@ def _ratio(row: dict[str, Any], base: dict[str, Any], name: str) -> str:
 
 def train_table(name: str) -> str:
     """Cost and accuracy of every objective: means over seeds, worst and best where they differ."""
+    from rlkv.bench.train_report import accuracy_section, cost_section
+
     result = read_result(name)
     rows = result["rows"]
+    costs = {row[0]: row[2:] for row in cost_section(rows).rows}
+    found = {row[:2]: row for row in accuracy_section(rows).rows}
     steps = sorted({row["sparsity"] for row in rows if row["sparsity"]})
     head = " | ".join(f"s = {s:g}" for s in steps)
     lines = [
@@ -181,28 +185,17 @@ def train_table(name: str) -> str:
         "|---|---|---|---|---|" + "---|" * len(steps),
     ]
     for variant in dict.fromkeys(row["objective"] for row in rows if row["sparsity"]):
-        own = [row for row in rows if row["objective"] == variant]
-        seeds = {row["seed"]: row for row in own}
-        cost = [
-            _mean([row[key] for row in seeds.values()])
-            for key in ("generated_tokens", "trained_tokens", "cpu_seconds")
-        ]
-        cells = [_range([row["accuracy"] for row in own if row["sparsity"] == s]) for s in steps]
-        numbers = " | ".join(f"{number:,.0f}" for number in cost)
-        lines.append(f"| `{variant}` | {len(seeds)} | {numbers} | {' | '.join(cells)} |")
-    full = [row for row in rows if not row["sparsity"]]
-    known = f"Full cache {full[0]['accuracy']:.3f}; " if full else ""
+        numbers = " | ".join(f"{number:,.0f}" for number in costs.get(variant, (0, 0, 0)))
+        cells = " | ".join(_range(*found[variant, s][3:6]) for s in steps)
+        lines.append(f"| `{variant}` | {found[variant, steps[0]][2]} | {numbers} | {cells} |")
+    full = found.get(("full", 0.0))
+    known = f"Full cache {full[3]:.3f}; " if full else ""
     note = f"{known}n = {rows[0]['n']}; `{result['command']}`; intervals in `results/{name}`."
     return "\n".join([*lines, "", note])
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _range(values: list[float]) -> str:
-    low, high = min(values), max(values)
-    return f"{low:.3f}" if low == high else f"{_mean(values):.3f} ({low:.3f} to {high:.3f})"
+def _range(mean: float, low: float, high: float) -> str:
+    return f"{low:.3f}" if low == high else f"{mean:.3f} ({low:.3f} to {high:.3f})"
 
 
 TABLES = {

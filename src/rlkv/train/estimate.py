@@ -16,7 +16,7 @@ from rlkv.errors import ConfigError
 from rlkv.hf.loading import spec_from_config
 from rlkv.hf.published import config_for_planning, count_weights
 from rlkv.tasks.base import Task
-from rlkv.train.config import TrainConfig
+from rlkv.train.config import PHASES, TrainConfig
 
 PROMPT_TOKENS = 200
 """Assumed length of a prompt."""
@@ -254,7 +254,7 @@ def _work(
     writes = task.mode == "generate"
     generated = int(rollouts * mean) if writes else 0
     solving = int(sampled * mean) if writes else 0
-    warm = config.warm.steps if config.objective in ("warm", "default") else 0
+    warm = config.warm.steps if "warm" in PHASES[config.objective] else 0
     trained = int((rollouts + warm * config.warm.rows) * (mean + PROMPT_TOKENS))
     # forward, backward through activations, and the forward again where layers are checkpointed
     passes = 6 if config.loss.gradient_checkpointing else 4

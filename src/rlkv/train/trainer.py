@@ -362,8 +362,12 @@ class Trainer:
 
     def _ablate(self, problems: Sequence[Problem]) -> TrainResult:
         """The objective without training."""
-        if self.progress.phase:
-            return self._finish(self._profile_of(self.alpha, "ablation"))
+        if not self.progress.phase:  # not measured yet
+            self._measure_heads(problems)
+        return self._finish(self._profile_of(self.alpha, "ablation"))
+
+    def _measure_heads(self, problems: Sequence[Problem]) -> None:
+        """Puts every head's cost into the gates, and keeps them."""
         config = self.config.ablation
         self.watch.started(self.loaded.spec.num_heads)
         by_reward = config.signal == "reward"
@@ -375,16 +379,16 @@ class Trainer:
             solutions=solutions,
             on_head=self.watch.head,
         )
+        now, started = self._clock(), self._started
         self.progress = replace(
             self.progress,
             phase=1,
             generated_tokens=self.progress.generated_tokens + found.generated_tokens,
-            seconds=self._clock()[0] - self._started[0],
-            cpu_seconds=self._clock()[1] - self._started[1],
+            seconds=now[0] - started[0],
+            cpu_seconds=now[1] - started[1],
         )
         self.gates.alpha.data.copy_(torch.from_numpy(found.scores))
         self._save_state({})
-        return self._finish(self._profile_of(found.scores, "ablation"))
 
     def _finish(self, profile: HeadProfile | None = None) -> TrainResult:
         profile = profile or self.profile()
