@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
 from rlkv.cli.interrupts import on_interrupt
 from rlkv.cli.output import print_rows
+
+if TYPE_CHECKING:
+    from rlkv.bench.train_config import TrainBench
 
 
 @dataclass(frozen=True)
@@ -59,23 +62,13 @@ class BenchTrain:
         config = build_config(merge(recipe, settings))
         resolve_model(config.model)
         TASKS.require(config.task)
+        bench = self._bench(recipe, settings)
 
-        from rlkv.bench.train import TrainBench, TrainBenchmark
+        from rlkv.bench.train import TrainBenchmark
         from rlkv.bench.train_report import TrainRow, write_train_report
         from rlkv.hf.loading import load_model
         from rlkv.train.watch import LiveWatch
 
-        bench = TrainBench(
-            self.study,
-            self.seeds,
-            self.sparsity,
-            self.examples,
-            self.variants,
-            recipe,
-            settings,
-            self.sink,
-            self.recent,
-        )
         task = TASKS.load(config.task)(config.data)
         if self.output:
             require_writable_folder(self.output)
@@ -94,6 +87,21 @@ class BenchTrain:
             )
         print_rows(rows, as_json=self.json, title=f"learning on {config.model}, {config.task}")
         return 0
+
+    def _bench(self, recipe: dict[str, Any], settings: dict[str, Any]) -> TrainBench:
+        from rlkv.bench.train_config import TrainBench
+
+        return TrainBench(
+            self.study,
+            self.seeds,
+            self.sparsity,
+            self.examples,
+            self.variants,
+            recipe,
+            settings,
+            self.sink,
+            self.recent,
+        )
 
     def _kept(self) -> str:
         if self.output is None:

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlkv.bench.train import TrainBench, TrainBenchmark
+from rlkv.bench.train import TrainBenchmark
+from rlkv.bench.train_config import TrainBench
 from rlkv.bench.train_report import accuracy_section, cost_section, write_train_report
 from rlkv.core.head_profile import HeadProfile
 from rlkv.errors import RLKVError

@@ -61,6 +61,10 @@ UNKNOWN = [
     (("eval", "--task", "chain", "--method", "rkvl"), "unknown method"),
     (("train", "--task", "chian"), "unknown task"),
     (("bench", "train", "--task", "chian"), "unknown task"),
+    (("bench", "train", "--study", "penalti"), "unknown study"),
+    (("bench", "train", "--variants", "defualt"), "unknown variant"),
+    (("bench", "train", "--sparsity", "1.5"), "sparsity"),
+    (("bench", "train", "--examples", "0"), "at least one example"),
 ]
 OUT_OF_RANGE = [
     (("generate", "hi", "--max-new-tokens", "0"), "max_new_tokens is 0, expected at least 1"),
