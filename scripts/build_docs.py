@@ -206,7 +206,11 @@ TABLES = {
         "decode": decode_table,
         "serve": serve_table,
     },
-    "docs/training.md": {"train": lambda: train_table("bench_train.json")},
+    "docs/training.md": {
+        "train": lambda: train_table("bench_train.json"),
+        "price": lambda: train_table("bench_price.json"),
+        "copy": lambda: train_table("bench_copy.json"),
+    },
 }
 
 
