@@ -66,6 +66,10 @@ class TrainBenchmark:
         self._problems: list[Problem] = load_problems(
             loaded, task, bench.examples, seed=0, split="test"
         )
+        if (found := len(self._problems)) < bench.examples:
+            watch.message(
+                f"{task.name} has {found} test problems, not {bench.examples}: n = {found}"
+            )
         self._measured = _Measured(output, self._conditions())
         self._learned: dict[TrainConfig, TrainResult] = {}
         self.curves: dict[tuple[str, int], list[dict[str, Any]]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from rlkv.evaluate.run_info import run_info
 from rlkv.train.monitor import method_rewards
 from rlkv.train.problems import load_problems
 from rlkv.train.trainer import Trainer
+from rlkv.train.watch import NO_WATCH
 from tests.toy import ForcedToyTask, ToyTask, toy_loaded
 
 SETTINGS = {
@@ -208,3 +210,19 @@ def test_report_has_tables_figures_and_curves(tmp_path):
     page = (tmp_path / "report.html").read_text()
     assert '"step": 1, "mean_gate": 0.8}' in page
     assert '"step": 2, "reward": 0.5}' in page
+
+
+def test_a_task_with_fewer_problems_than_asked_for_says_so():
+    lines = []
+
+    class Told(type(NO_WATCH)):
+        def message(self, text):
+            lines.append(text)
+
+    class Small(ForcedToyTask):
+        def examples(self, limit=None, *, seed=0, split="test"):
+            return islice(super().examples(limit, seed=seed, split=split), 4)
+
+    TrainBenchmark(toy_loaded(layers=2), Small(), BENCH, watch=Told())
+    assert len(lines) == 1
+    assert "has 4 test problems, not 6" in lines[0]
