@@ -63,10 +63,10 @@ UNKNOWN = [
     (("bench", "train", "--task", "chian"), "unknown task"),
     (("bench", "train", "--study", "penalti"), "unknown study"),
     (("bench", "train", "--variants", "defualt"), "unknown variant"),
-    (("bench", "train", "--sparsity", "1.5"), "sparsity"),
-    (("bench", "train", "--examples", "0"), "at least one example"),
 ]
 OUT_OF_RANGE = [
+    (("bench", "train", "--sparsity", "1.5"), "sparsity"),
+    (("bench", "train", "--examples", "0"), "at least one example"),
     (("generate", "hi", "--max-new-tokens", "0"), "max_new_tokens is 0, expected at least 1"),
     (("generate", "hi", "--max-new-tokens", "-1"), "max_new_tokens is -1, expected at least 1"),
     (("generate", "hi", "--top-p", "0"), "top_p in (0, 1]"),
